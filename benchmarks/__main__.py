@@ -1,0 +1,60 @@
+"""``python -m benchmarks NAME [--json FILE]``: run a bench, print its table, append its rows, write flat JSON."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from benchmarks.environment import run_section
+from benchmarks.harness import Figure, append_rows, print_table, write_json
+
+__all__ = ["BENCHES", "main"]
+
+# bench -> its sections, each with the threads it runs on
+BENCHES: dict[str, dict[str, int]] = {
+    "kernels": {"spmm": 2, "attention": 2, "sampler": 1, "dropout": 1, "gather": 1},
+    "epoch": {"minibatch": 1, "fullgraph": 1, "memory": 1},
+    "accuracy": {"accuracy": 2},
+}
+
+
+def _arguments(given: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="bench", description=__doc__)
+    parser.add_argument("name", choices=sorted(BENCHES), help="which bench")
+    parser.add_argument("--only", metavar="SECTION", help="run one section of it")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as one flat JSON object")
+    parser.add_argument("--quick", action="store_true", help="smaller and noisier; writes no rows")
+    parser.add_argument("--no-rows", action="store_true", help="do not append to benchmarks/results/")
+    return parser.parse_args(given)
+
+
+def main(given: list[str] | None = None) -> int:
+    """Exit status 0 when every section ran (aims missed are reported, not failed), 1 otherwise, 2 for a wrong name."""
+    arguments = _arguments(given)
+    sections = BENCHES[arguments.name]
+    if arguments.only is not None and arguments.only not in sections:
+        print(f"no section {arguments.only!r} in {arguments.name}; there is: {', '.join(sections)}", file=sys.stderr)
+        return 2
+    start = time.perf_counter()
+    figures: list[Figure] = []
+    is_complete = True
+    for section, num_threads in sections.items():
+        if arguments.only in (None, section):
+            found = run_section(arguments.name, section, num_threads, is_quick=arguments.quick)
+            is_complete &= bool(found)
+            figures += found
+    print(f"\n{arguments.name}: {time.perf_counter() - start:.0f} s")
+    print_table(figures)
+    if arguments.json is not None:
+        write_json(figures, arguments.json)
+    if not arguments.quick and not arguments.no_rows:
+        import polyhop
+
+        print(f"rows appended to {append_rows(arguments.name, figures, polyhop.__version__).name}")
+    return 0 if is_complete else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

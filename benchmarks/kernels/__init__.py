@@ -1,0 +1,1 @@
+"""Bench ``kernels``: each kernel against the peers' on the same input."""

@@ -1,0 +1,92 @@
+"""Neighbour sampling with relabelling of whole mini-batches, in CPU time, against DGL's fused sampler."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from benchmarks import dgl_side
+from benchmarks.graphs import describe, skewed
+from benchmarks.harness import Figure, alternate
+from polyhop.graph import Graph
+from polyhop.sample import NeighborLoader, NeighbourSampler
+
+__all__ = ["run"]
+
+NUM_NEIGHBORS = [15, 10, 5]  # from the seeds outward
+BATCH = 1024
+
+
+def run(*, is_quick: bool) -> Iterator[Figure]:
+    """``sampler_medges_per_core``, ``sampler_vs_dgl``, ``sampler_2thread_growth``."""
+    graph = skewed(200_000, 5_700_000) if is_quick else skewed(2_000_000, 57_000_000)
+    print("  " + describe(graph), flush=True)
+    order = torch.randperm(graph.num_nodes, generator=torch.Generator().manual_seed(0))
+    batches = list(order[: 16 * BATCH].split(BATCH))
+    edges: dict[str, int] = {}
+    sides = _sides(graph, batches, edges)
+    times = alternate(sides, repeats=5, clock=time.process_time)
+    rate = {side: edges[side] / timing.median / 1e6 for side, timing in times.items()}
+    for side, timing in times.items():
+        print(f"  {side}: {edges[side]:,} edges, {timing} CPU, {rate[side]:.2f} M edges per core-second", flush=True)
+    best = max(rate["dgl fused"], rate["dgl"])
+    yield Figure("sampler_medges_per_core", rate["polyhop"], "M/s", f"fan-outs {NUM_NEIGHBORS}, {BATCH} seeds", at_least=10)
+    yield Figure("sampler_vs_dgl", rate["polyhop"] / best, "x", f"CPU time per edge; dgl {best:.2f} M/s", at_least=1.5)
+    yield from _growth(sides["polyhop"], times["polyhop"].median)
+    yield _loader_rate(graph, order[: 16 * BATCH])
+
+
+def _sides(graph: Graph, batches: list[Tensor], edges: dict[str, int]) -> dict[str, Callable[[], None]]:
+    sampler = NeighbourSampler(graph, NUM_NEIGHBORS, seed=0)
+
+    def ours() -> None:
+        drawn = (sampler.sample(seeds, 0, step) for step, seeds in enumerate(batches))
+        edges["polyhop"] = sum(block.num_edges for batch in drawn for block in batch.blocks)
+
+    made = dgl_side.graph(graph, formats=False)
+
+    def theirs(name: str, is_fused: bool) -> Callable[[], None]:
+        dgl_sampler = dgl_side.sampler(NUM_NEIGHBORS, is_fused=is_fused)
+
+        def draw() -> None:
+            drawn = (dgl_sampler.sample(made, seeds)[2] for seeds in batches)
+            edges[name] = sum(block.num_edges() for blocks in drawn for block in blocks)
+
+        return draw
+
+    return {"polyhop": ours, "dgl fused": theirs("dgl fused", True), "dgl": theirs("dgl", False)}
+
+
+def _growth(ours: Callable[[], None], seconds: float) -> Iterator[Figure]:
+    """CPU time of the same batches with two threads inside each call, over one thread; and the wall time gained."""
+
+    def with_threads(count: int) -> Callable[[], None]:
+        def draw() -> None:
+            os.environ["POLYHOP_THREADS"] = str(count)
+            ours()
+
+        return draw
+
+    sides = {"one": with_threads(1), "two": with_threads(2)}
+    cpu = alternate(sides, repeats=5, clock=time.process_time)
+    wall = alternate(sides, repeats=5)
+    os.environ["POLYHOP_THREADS"] = "1"
+    gain = wall["one"].median / wall["two"].median
+    details = f"CPU {cpu['one'].median:.3f} s on one thread, {cpu['two'].median:.3f} s on two; wall time {gain:.2f} x faster"
+    yield Figure("sampler_2thread_growth", cpu["two"].median / cpu["one"].median, "x", details, at_most=1.15)
+
+
+def _loader_rate(graph: Graph, seeds: Tensor) -> Figure:
+    """Edges per wall second through the loader with two sampling threads, no features."""
+    loader = NeighborLoader(graph, NUM_NEIGHBORS, seeds, batch_size=BATCH, num_workers=2, gather=False)
+
+    def draw() -> int:
+        return sum(block.num_edges for loaded in loader.batches(0) for block in loaded.batch.blocks)
+
+    total = draw()
+    timing = alternate({"loader": draw}, repeats=3)["loader"]
+    return Figure("loader_medges_per_s", total / timing.median / 1e6, "M/s", "two sampling threads, wall time")

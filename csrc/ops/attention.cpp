@@ -1,0 +1,387 @@
+// Fused attention: edge softmax and weighted sum per destination; the weights are computed again in the backward pass.
+//
+// For edge j -> i and head h: z = a_src[j] + a_dst[i], weight = exp(leaky(z) - top[i]) * inverse[i], dropped by a keyed
+// mask. Backward runs over the edges grouped by source: one gather of the output gradient's rows gives the products
+// <grad_i, x_j>, the gradient of x_j and of a_src[j]; each edge's score gradient goes to a scratch row that a second,
+// sequential pass sums into a_dst. Nothing is added atomically.
+#include <algorithm>
+#include <vector>
+
+#include "exp.h"
+#include "isa.h"
+#include "philox_many.h"
+#include "ranges.h"
+#include "simd.h"
+
+#define PH_COMMON_ARGS                                                                                               \
+  int64_t wide, int64_t num_dst, int64_t num_src, int64_t dst_start, const void *x, int64_t type, int64_t heads,      \
+      int64_t channels, const void *a_src, const void *a_dst, double slope, int64_t self_loop, const int64_t *src_ids, \
+      const int64_t *keys, int64_t limit
+#define PH_FORWARD_ARGS                                                                                             \
+  (const int64_t* indptr, const void* indices, PH_COMMON_ARGS, void* out, void* top, void* inverse, int64_t threads)
+#define PH_BACKWARD_ARGS                                                                                            \
+  (const int64_t* indptr, const int64_t* t_indptr, const void* t_indices, const void* t_edge, PH_COMMON_ARGS,         \
+   const void* out, const void* top, const void* inverse, const void* grad, void* facts, void* edge_grad,             \
+   void* own_grad, void* x_grad, void* src_grad, void* dst_grad, int64_t threads)
+
+PH_DECLARE(int64_t, attention, PH_FORWARD_ARGS)
+PH_DECLARE(int64_t, attention_backward, PH_BACKWARD_ARGS)
+
+namespace polyhop {
+namespace PH_ISA {
+namespace {
+
+constexpr int64_t kAhead = 6;   // edges between the prefetch of a row and its use
+constexpr int64_t kLines = 6;   // lines of it asked for
+constexpr int64_t kGroup = 16;  // edges whose weights are computed together in the backward pass
+
+template <class T>
+struct Common {
+  using A = Sum<T>;
+  int64_t num_dst, num_src, dst_start;
+  const T* x;
+  int64_t heads, channels;
+  const A *a_src, *a_dst;
+  A slope;
+  bool self_loop;
+  const int64_t* src_ids;
+  const uint64_t* keys;  // one per 8 heads; null = no dropout
+  int64_t limit;
+
+  int64_t width() const { return heads * channels; }
+  uint64_t id(int64_t s) const { return uint64_t(src_ids ? src_ids[s] : s); }
+  A leaky(A z) const { return z > A(0) ? z : slope * z; }
+};
+
+inline void prefetch_row(const void* at, int64_t bytes) {
+  const int64_t lines = std::min<int64_t>(kLines, (bytes + 63) / 64);
+  for (int64_t line = 0; line < lines; ++line) __builtin_prefetch(static_cast<const char*>(at) + 64 * line);
+}
+
+// Multiplies weight[k * heads + h] by 0 or the kept scale, for n edges with the given endpoints.
+template <class T>
+void mask(const Common<T>& t, const uint64_t* dst, const uint64_t* src, int64_t n, Sum<T>* weight) {
+  using A = Sum<T>;
+  constexpr int64_t kBatch = 64;
+  const A scale = A(65536.0 / double(65536 - t.limit));
+  uint32_t words[4 * kBatch];
+  for (int64_t first = 0; first < t.heads; first += 8) {
+    const int here = int(std::min<int64_t>(8, t.heads - first));
+    for (int64_t b = 0; b < n; b += kBatch) {
+      const int64_t count = std::min(kBatch, n - b);
+      philox_many(t.keys[first / 8], dst + b, src + b, int(count), words);
+      for (int64_t k = 0; k < count; ++k)
+        for (int l = 0; l < here; ++l)
+          weight[(b + k) * t.heads + first + l] *= lane16(words + 4 * k, l) >= uint32_t(t.limit) ? scale : A(0);
+    }
+  }
+}
+
+// Buffers of one thread for one destination's edges.
+template <class A>
+struct Scratch {
+  std::vector<int64_t> source;
+  std::vector<uint64_t> src_id, dst_id;
+  std::vector<A> weight, sum;
+};
+
+// `H` heads of `V` vectors each from column on: sums in registers.
+template <class T, int H, int V>
+void sum_tile(const T* x, int64_t width, const int64_t* source, int64_t n, const Sum<T>* weight, int64_t heads,
+              T* to) {
+  using A = Sum<T>;
+  constexpr int L = kLanes<T>;
+  const Vec<A> zero = {};
+  Vec<A> sum[H * V];
+  for (int v = 0; v < H * V; ++v) sum[v] = zero;
+  for (int64_t k = 0; k < n; ++k) {
+    if (k + kAhead < n) prefetch_row(x + source[k + kAhead] * width, H * V * L * int64_t(sizeof(T)));
+    const T* from = x + source[k] * width;
+    const A* w = weight + k * heads;
+#pragma GCC unroll 16
+    for (int h = 0; h < H; ++h) {
+#pragma GCC unroll 16
+      for (int v = 0; v < V; ++v) sum[h * V + v] += w[h] * load(from + (h * V + v) * L);
+    }
+  }
+#pragma GCC unroll 16
+  for (int v = 0; v < H * V; ++v) store(to + v * L, sum[v]);
+}
+
+#if defined(__AVX512F__)
+constexpr int kTile = 16;
+#else
+constexpr int kTile = 8;
+#endif
+
+template <class T, int V>
+bool sum_heads(const T* x, int64_t width, const int64_t* source, int64_t n, const Sum<T>* weight, int64_t heads,
+               T* to) {
+  constexpr int64_t C = V * kLanes<T>;
+  int64_t h = 0;
+  const auto step = [&](auto count) {
+    constexpr int H = decltype(count)::value;
+    if constexpr (H * V <= kTile)
+      for (; h + H <= heads; h += H) sum_tile<T, H, V>(x + h * C, width, source, n, weight + h, heads, to + h * C);
+  };
+  step(std::integral_constant<int, 16>());
+  step(std::integral_constant<int, 8>());
+  step(std::integral_constant<int, 4>());
+  step(std::integral_constant<int, 2>());
+  step(std::integral_constant<int, 1>());
+  return true;
+}
+
+// to = sum_k weight[k] * x[source[k]], each head with its own weight.
+template <class T>
+void weighted_sum(const Common<T>& t, const int64_t* source, int64_t n, const Sum<T>* weight, Sum<T>* sum, T* to) {
+  using A = Sum<T>;
+  constexpr int64_t L = kLanes<T>;
+  const int64_t width = t.width(), H = t.heads, C = t.channels;
+  if (C == L) return void(sum_heads<T, 1>(t.x, width, source, n, weight, H, to));
+  if (C == 2 * L) return void(sum_heads<T, 2>(t.x, width, source, n, weight, H, to));
+  if (C == 4 * L) return void(sum_heads<T, 4>(t.x, width, source, n, weight, H, to));
+  if (C == 8 * L) return void(sum_heads<T, 8>(t.x, width, source, n, weight, H, to));
+  std::fill(sum, sum + width, A(0));
+  for (int64_t k = 0; k < n; ++k) {
+    if (k + kAhead < n) prefetch_row(t.x + source[k + kAhead] * width, width * int64_t(sizeof(T)));
+    const T* from = t.x + source[k] * width;
+    for (int64_t h = 0; h < H; ++h) add_scaled(sum + h * C, weight[k * H + h], from + h * C, C);
+  }
+  for (int64_t c = 0; c < width; ++c) put(to + c, sum[c]);
+}
+
+template <class T, class I>
+void one_destination(const Common<T>& t, const I* indices, int64_t begin, int64_t end, int64_t num_edges, int64_t i,
+                     Scratch<Sum<T>>& s, T* out, Sum<T>* top, Sum<T>* inverse) {
+  using A = Sum<T>;
+  const int64_t H = t.heads, own = i + t.dst_start, most = end - begin + 1;
+  if (int64_t(s.source.size()) < most) {
+    s.source.resize(size_t(most));
+    s.weight.resize(size_t(most * H));
+  }
+  int64_t n = 0;
+  for (int64_t e = begin; e < end; ++e) {
+    if (e + kGroup < num_edges) __builtin_prefetch(t.a_src + int64_t(indices[e + kGroup]) * H);
+    s.source[size_t(n)] = indices[e];
+    n += !(t.self_loop && indices[e] == own);
+  }
+  if (t.self_loop) s.source[size_t(n++)] = own;
+  A* weight = s.weight.data();
+  std::fill(inverse, inverse + H, A(0));
+  if (n == 0) {
+    std::fill(top, top + H, A(0));
+    std::memset(static_cast<void*>(out), 0, size_t(t.width()) * sizeof(T));
+    return;
+  }
+  const A* a_dst = t.a_dst + i * H;
+  for (int64_t k = 0; k < n; ++k) {
+    const A* a_src = t.a_src + s.source[size_t(k)] * H;
+    for (int64_t h = 0; h < H; ++h) {
+      const A z = t.leaky(a_src[h] + a_dst[h]);
+      weight[k * H + h] = z;
+      top[h] = k == 0 ? z : (z > top[h] || z != z ? z : top[h]);
+    }
+  }
+  for (int64_t k = 0; k < n; ++k)
+    for (int64_t h = 0; h < H; ++h) weight[k * H + h] -= top[h];
+  exp_all(weight, n * H);
+  for (int64_t k = 0; k < n; ++k)
+    for (int64_t h = 0; h < H; ++h) inverse[h] += weight[k * H + h];
+  for (int64_t h = 0; h < H; ++h) inverse[h] = A(1) / inverse[h];
+  for (int64_t k = 0; k < n; ++k)
+    for (int64_t h = 0; h < H; ++h) weight[k * H + h] *= inverse[h];
+  if (t.keys) {
+    s.src_id.resize(size_t(n));
+    for (int64_t k = 0; k < n; ++k) s.src_id[size_t(k)] = t.id(s.source[size_t(k)]);
+    s.dst_id.assign(size_t(n), t.id(own));
+    mask(t, s.dst_id.data(), s.src_id.data(), n, weight);
+  }
+  weighted_sum(t, s.source.data(), n, weight, s.sum.data(), out);
+}
+
+template <class T, class I>
+void forward(const Common<T>& t, const int64_t* indptr, const I* indices, T* out, Sum<T>* top, Sum<T>* inverse,
+             int threads) {
+  const int64_t width = t.width(), H = t.heads;
+  if (width == 0) return;
+  advise_huge(out, t.num_dst * width * int64_t(sizeof(T)));
+  const int64_t grain = std::max<int64_t>(64, (int64_t(1) << 20) / width);
+  for_rows(indptr, t.num_dst, grain, threads, [&](int64_t begin, int64_t end) {
+    Scratch<Sum<T>> scratch;
+    scratch.sum.resize(size_t(width));
+    for (int64_t i = begin; i < end; ++i)
+      one_destination(t, indices, indptr[i], indptr[i + 1], indptr[t.num_dst], i, scratch, out + i * width,
+                      top + i * H, inverse + i * H);
+  });
+}
+
+template <class T, class I>
+struct Backward {
+  using A = Sum<T>;
+  Common<T> t;
+  const int64_t *indptr, *t_indptr;
+  const I *t_indices, *t_edge;
+  const T *out, *grad;
+  const A *top, *inverse;
+  A* facts;  // [D, 4, H]: a_dst, top, inverse, <grad, out> side by side, so that an edge reads them at once
+  A *edge_grad, *own_grad;
+  T* x_grad;
+  A *src_grad, *dst_grad;
+
+  void gather_facts(int threads) const {
+    const int64_t H = t.heads, C = t.channels, width = t.width();
+    parallel_for(t.num_dst, std::max<int64_t>(16, (1 << 15) / width), threads, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        A* fact = facts + i * 4 * H;
+        for (int64_t h = 0; h < H; ++h) {
+          fact[h] = t.a_dst[i * H + h];
+          fact[H + h] = top[i * H + h];
+          fact[2 * H + h] = inverse[i * H + h];
+          fact[3 * H + h] = dot(grad + i * width + h * C, out + i * width + h * C, C);
+        }
+      }
+    });
+  }
+
+  // n <= kGroup edges from source s to the given destinations; adds to sum (gradient of x) and src (of a_src).
+  void group(int64_t s, const int64_t* dst, A* const* slot, int64_t n, A* weight, A* kept, A* sum, A* src) const {
+    const int64_t H = t.heads, C = t.channels, width = t.width();
+    const A* a_src = t.a_src + s * H;
+    for (int64_t k = 0; k < n; ++k) {
+      const A* fact = facts + dst[k] * 4 * H;
+      for (int64_t h = 0; h < H; ++h) weight[k * H + h] = t.leaky(a_src[h] + fact[h]) - fact[H + h];
+    }
+    exp_all(weight, n * H);
+    if (t.keys) {
+      uint64_t src_id[kGroup], dst_id[kGroup];
+      for (int64_t k = 0; k < n; ++k) src_id[k] = t.id(s), dst_id[k] = t.id(dst[k] + t.dst_start);
+      std::fill(kept, kept + n * H, A(1));
+      mask(t, dst_id, src_id, n, kept);
+    }
+    const T* x = t.x + s * width;
+    for (int64_t k = 0; k < n; ++k) {
+      const A* fact = facts + dst[k] * 4 * H;
+      const T* g = grad + dst[k] * width;
+      for (int64_t h = 0; h < H; ++h) {
+        const A share = weight[k * H + h] * fact[2 * H + h], factor = t.keys ? kept[k * H + h] : A(1);
+        const A push = share * (dot(g + h * C, x + h * C, C) * factor - fact[3 * H + h]);
+        const A z_grad = a_src[h] + fact[h] > A(0) ? push : t.slope * push;
+        slot[k][h] = z_grad;
+        src[h] += z_grad;
+        add_scaled(sum + h * C, share * factor, g + h * C, C);
+      }
+    }
+  }
+
+  void sources(int threads) const {
+    const int64_t H = t.heads, width = t.width(), num_edges = t_indptr[t.num_src];
+    advise_huge(x_grad, t.num_src * width * int64_t(sizeof(T)));
+    advise_huge(edge_grad, num_edges * H * int64_t(sizeof(A)));
+    const int64_t grain = std::max<int64_t>(64, (int64_t(1) << 20) / width);
+    for_rows(t_indptr, t.num_src, grain, threads, [&](int64_t begin, int64_t end) {
+      std::vector<A> weight(size_t(kGroup * H)), kept(size_t(kGroup * H)), sum(static_cast<size_t>(width));
+      int64_t dst[kGroup];
+      A* slot[kGroup];
+      for (int64_t s = begin; s < end; ++s) {
+        std::fill(sum.begin(), sum.end(), A(0));
+        A* src = src_grad + s * H;
+        std::fill(src, src + H, A(0));
+        const int64_t own = s - t.dst_start;
+        const bool has_own = t.self_loop && own >= 0 && own < t.num_dst;
+        int64_t n = 0;
+        for (int64_t e = t_indptr[s]; e < t_indptr[s + 1]; ++e) {
+          const int64_t i = t_indices[e];
+          A* at = edge_grad + int64_t(t_edge[e]) * H;
+          if (has_own && i == own) {
+            std::fill(at, at + H, A(0));
+            continue;
+          }
+          dst[n] = i, slot[n] = at;
+          __builtin_prefetch(at, 1);
+          if (e + kGroup < num_edges) {
+            const int64_t soon = t_indices[e + kGroup];
+            prefetch_row(facts + soon * 4 * H, 4 * H * int64_t(sizeof(A)));
+            prefetch_row(grad + soon * width, width * int64_t(sizeof(T)));
+          }
+          if (++n == kGroup) group(s, dst, slot, n, weight.data(), kept.data(), sum.data(), src), n = 0;
+        }
+        if (has_own) dst[n] = own, slot[n] = own_grad + own * H, ++n;
+        if (n) group(s, dst, slot, n, weight.data(), kept.data(), sum.data(), src);
+        for (int64_t c = 0; c < width; ++c) put(x_grad + s * width + c, sum[size_t(c)]);
+      }
+    });
+  }
+
+  void destinations(int threads) const {
+    const int64_t H = t.heads;
+    for_rows(indptr, t.num_dst, std::max<int64_t>(64, (1 << 16) / H), threads, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        A* to = dst_grad + i * H;
+        std::fill(to, to + H, A(0));
+        for (int64_t e = indptr[i]; e < indptr[i + 1]; ++e)
+          for (int64_t h = 0; h < H; ++h) to[h] += edge_grad[e * H + h];
+        if (t.self_loop)
+          for (int64_t h = 0; h < H; ++h) to[h] += own_grad[i * H + h];
+      }
+    });
+  }
+};
+
+#define PH_COMMON(T)                                                                                                \
+  Common<T> {                                                                                                       \
+    num_dst, num_src, dst_start, static_cast<const T*>(x), heads, channels, static_cast<const Sum<T>*>(a_src),       \
+        static_cast<const Sum<T>*>(a_dst), Sum<T>(slope), self_loop != 0, src_ids,                                   \
+        reinterpret_cast<const uint64_t*>(keys), limit                                                              \
+  }
+
+}  // namespace
+
+int64_t attention PH_FORWARD_ARGS {
+#define PH_RUN(I)                                                                                           \
+  PH_ROW_TYPES(type, using A = Sum<T>;                                                                       \
+               forward(PH_COMMON(T), indptr, static_cast<const I*>(indices), static_cast<T*>(out),            \
+                       static_cast<A*>(top), static_cast<A*>(inverse), int(threads)))
+  if (wide) {
+    PH_RUN(int64_t)
+  } else {
+    PH_RUN(int32_t)
+  }
+#undef PH_RUN
+  return 0;
+}
+
+int64_t attention_backward PH_BACKWARD_ARGS {
+#define PH_RUN(I)                                                                                                   \
+  PH_ROW_TYPES(type, using A = Sum<T>; if (heads * channels == 0) return 0;                                          \
+               const Backward<T, I> back{PH_COMMON(T), indptr, t_indptr, static_cast<const I*>(t_indices),            \
+                                         static_cast<const I*>(t_edge), static_cast<const T*>(out),                  \
+                                         static_cast<const T*>(grad), static_cast<const A*>(top),                    \
+                                         static_cast<const A*>(inverse), static_cast<A*>(facts),                     \
+                                         static_cast<A*>(edge_grad), static_cast<A*>(own_grad),                      \
+                                         static_cast<T*>(x_grad), static_cast<A*>(src_grad),                         \
+                                         static_cast<A*>(dst_grad)};                                                 \
+               back.gather_facts(int(threads)); back.sources(int(threads)); back.destinations(int(threads)))
+  if (wide) {
+    PH_RUN(int64_t)
+  } else {
+    PH_RUN(int32_t)
+  }
+#undef PH_RUN
+  return 0;
+}
+
+}  // namespace PH_ISA
+}  // namespace polyhop
+
+#ifdef PH_ISA_base
+PH_EXPORT int64_t ph_attention PH_FORWARD_ARGS {
+  return PH_PICK(attention)(indptr, indices, wide, num_dst, num_src, dst_start, x, type, heads, channels, a_src, a_dst,
+                            slope, self_loop, src_ids, keys, limit, out, top, inverse, threads);
+}
+PH_EXPORT int64_t ph_attention_backward PH_BACKWARD_ARGS {
+  return PH_PICK(attention_backward)(indptr, t_indptr, t_indices, t_edge, wide, num_dst, num_src, dst_start, x, type,
+                                     heads, channels, a_src, a_dst, slope, self_loop, src_ids, keys, limit, out, top,
+                                     inverse, grad, facts, edge_grad, own_grad, x_grad, src_grad, dst_grad, threads);
+}
+#endif

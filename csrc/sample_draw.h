@@ -1,0 +1,166 @@
+// Which in-edges of a node are drawn: a pure function of (key, node, degree, fan-out); for LABOR-0, of (key, sources).
+//
+// Uniform without replacement is Floyd's algorithm: for j = d-f .. d-1 take t in 0..j (inclusive), or j itself if t was
+// taken. Draw i uses word i of the node's Philox stream (multiply-shift, 32 bits) or, for degrees above 65536, words
+// 2i and 2i+1 (64 bits). Positions come out ascending. Two ways to the same picks: one node per vector lane for small
+// fan-outs, a bit map for the rest.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#ifdef __SSE2__
+#include <immintrin.h>
+#endif
+
+#include "philox.h"
+
+namespace polyhop {
+namespace PH_ISA {
+namespace {  // nothing here is shared with other files or other instruction sets
+
+constexpr int kLaneFanout = 64;     // largest fan-out drawn in lanes: its cost per node grows with the square
+constexpr int64_t kNarrow = 65536;  // largest degree served by 32-bit draws (bias below 2^-16)
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX2__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+typedef uint32_t Lanes __attribute__((vector_size(4 * kLanes)));
+typedef int32_t SignedLanes __attribute__((vector_size(4 * kLanes)));
+typedef uint64_t WideLanes __attribute__((vector_size(4 * kLanes)));  // half as many
+
+// Products of the even lanes (the low half of each 64-bit pair).
+inline __attribute__((always_inline)) WideLanes multiply_even(const WideLanes& a, const WideLanes& b) {
+#if defined(__AVX512F__)
+  return WideLanes(_mm512_maskz_mul_epu32(0xFF, __m512i(a), __m512i(b)));
+#elif defined(__AVX2__)
+  return WideLanes(_mm256_mul_epu32(__m256i(a), __m256i(b)));
+#elif defined(__SSE2__)
+  return WideLanes(_mm_mul_epu32(__m128i(a), __m128i(b)));
+#else
+  return (a & 0xFFFFFFFFu) * (b & 0xFFFFFFFFu);
+#endif
+}
+
+// Low and high halves of a * b, lane by lane.
+inline __attribute__((always_inline)) void multiply(const Lanes& a, const Lanes& b, Lanes& low, Lanes& high) {
+  const WideLanes even = multiply_even(WideLanes(a), WideLanes(b));
+  const WideLanes odd = multiply_even(WideLanes(a) >> 32, WideLanes(b) >> 32);
+  low = Lanes((even & 0xFFFFFFFFu) | (odd << 32));
+  high = Lanes((even >> 32) | (odd & ~uint64_t(0xFFFFFFFFu)));
+}
+
+// philox(key, id[l], other) for one id per lane.
+inline void philox_lanes(uint64_t key, const Lanes& id_low, const Lanes& id_high, uint32_t other, Lanes out[4]) {
+  const Lanes m0 = Lanes{} + kPhiloxM0, m1 = Lanes{} + kPhiloxM1;
+  Lanes c0 = id_low, c1 = id_high, c2 = Lanes{} + other, c3{};
+  uint32_t k0 = uint32_t(key), k1 = uint32_t(key >> 32);
+  for (int round = 0; round < 10; ++round) {
+    Lanes low0, high0, low1, high1;
+    multiply(c0, m0, low0, high0);
+    multiply(c2, m1, low1, high1);
+    c0 = high1 ^ c1 ^ k0;
+    c2 = high0 ^ c3 ^ k1;
+    c1 = low1;
+    c3 = low0;
+    k0 += kPhiloxW0;
+    k1 += kPhiloxW1;
+  }
+  out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;
+}
+
+// Floyd for one node per lane: picks[k][l] is the k-th smallest pick of lane l. Needs fanout < degree <= kNarrow.
+inline void floyd_lanes(uint64_t key, const Lanes& id_low, const Lanes& id_high, const Lanes& degree, int fanout,
+                        SignedLanes* picks) {
+  Lanes words[4];
+  Lanes last = degree - uint32_t(fanout);  // j: the largest position this draw may take
+  for (int i = 0; i < fanout; ++i, last += 1) {
+    if (i % 4 == 0) philox_lanes(key, id_low, id_high, uint32_t(i / 4), words);
+    Lanes low, high;
+    multiply(words[i % 4], last + 1, low, high);
+    SignedLanes t = SignedLanes(high), taken{};
+    for (int k = 0; k < i; ++k) taken |= picks[k] == t;
+    t = taken ? SignedLanes(last) : t;
+    for (int k = 0; k < i; ++k) {  // insert into the ascending picks
+      const SignedLanes pick = picks[k];
+      picks[k] = pick < t ? pick : t;
+      t = pick < t ? t : pick;
+    }
+    picks[i] = t;
+  }
+}
+
+// Floyd for one node of any degree and fan-out < degree; `taken` is all zero before and after.
+class FloydBits {
+ public:
+  template <class Out>
+  void draw(uint64_t key, uint64_t id, int64_t degree, int64_t fanout, Out* picks) {
+    if (int64_t(taken_.size()) * 64 < degree) taken_.resize(size_t(degree + 63) / 64, 0);
+    Words4 words{};
+    for (int64_t i = 0; i < fanout; ++i) {
+      const int64_t j = degree - fanout + i;
+      int64_t t;
+      if (degree <= kNarrow) {
+        if (i % 4 == 0) words = philox(key, id, uint64_t(i / 4));
+        t = int64_t(uint64_t(words.w[i % 4]) * uint64_t(j + 1) >> 32);
+      } else {
+        if (i % 2 == 0) words = philox(key, id, uint64_t(i / 2));
+        const uint64_t word = uint64_t(words.w[i % 2 * 2 + 1]) << 32 | words.w[i % 2 * 2];
+        t = int64_t(static_cast<unsigned __int128>(word) * uint64_t(j + 1) >> 64);
+      }
+      if (taken_[size_t(t / 64)] >> (t % 64) & 1) t = j;
+      taken_[size_t(t / 64)] |= uint64_t(1) << (t % 64);
+      picks[i] = Out(t);
+    }
+    for (int64_t i = 0; i < fanout; ++i) taken_[size_t(picks[i]) / 64] = 0;
+    std::sort(picks, picks + fanout);
+  }
+
+ private:
+  std::vector<uint64_t> taken_;
+};
+
+// LABOR-0: every source has one number per hop, shared by all destinations; a node keeps its `fanout` smallest.
+class Labor {
+ public:
+  template <class Index, class Out>
+  void draw(uint64_t key, const Index* sources, int64_t degree, int64_t fanout, Out* picks) {
+    const size_t wanted = size_t(fanout), room = wanted + std::max<size_t>(wanted, 4 * kLanes);
+    best_.clear();
+    uint64_t bound = ~uint64_t(0);
+    for (int64_t begin = 0; begin < degree; begin += kLanes) {
+      const int count = int(std::min<int64_t>(kLanes, degree - begin));
+      Lanes low{}, high{}, words[4];
+      for (int l = 0; l < count; ++l) {
+        const uint64_t id = uint64_t(sources[begin + l]);
+        low[l] = uint32_t(id), high[l] = uint32_t(id >> 32);
+      }
+      philox_lanes(key, low, high, 0, words);
+      for (int l = 0; l < count; ++l) {
+        const uint64_t rank = uint64_t(words[0][l]) << 32 | uint64_t(begin + l);
+        if (rank < bound) best_.push_back(rank);
+      }
+      if (best_.size() >= room) bound = keep(wanted);
+    }
+    keep(wanted);
+    for (size_t i = 0; i < wanted; ++i) picks[i] = Out(best_[i] & 0xFFFFFFFFu);
+    std::sort(picks, picks + wanted);
+  }
+
+ private:
+  uint64_t keep(size_t wanted) {
+    std::nth_element(best_.begin(), best_.begin() + long(wanted) - 1, best_.end());
+    best_.resize(wanted);
+    return best_.back();
+  }
+
+  std::vector<uint64_t> best_;  // (source's number << 32 | position), unordered
+};
+
+}  // namespace
+}  // namespace PH_ISA
+}  // namespace polyhop

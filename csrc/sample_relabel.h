@@ -1,0 +1,140 @@
+// Global node ids to local rows, numbered by first appearance; two tables with the same answers.
+//
+// Both forget a whole batch without touching memory: entries carry a mark that only the current batch's entries match.
+#pragma once
+#include <sys/mman.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+namespace polyhop {
+namespace PH_ISA {
+namespace {  // nothing here is shared with other files or other instruction sets
+
+// Grow-only array that does not initialise what it holds; a large one asks for huge pages.
+template <class T>
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer() { std::free(data_); }
+
+  // Room for n items; the first `keep` survive.
+  void reserve(int64_t n, int64_t keep) {
+    if (n <= room_) return;
+    const int64_t room = n + n / 2;
+    T* fresh = allocate(room);
+    if (keep > 0) std::memcpy(static_cast<void*>(fresh), data_, size_t(keep) * sizeof(T));
+    std::free(data_);
+    data_ = fresh;
+    room_ = room;
+  }
+  void assign_zero(int64_t n) {
+    if (n > room_) {
+      std::free(data_);
+      data_ = nullptr, room_ = 0;
+      data_ = allocate(n), room_ = n;
+    }
+    std::memset(static_cast<void*>(data_), 0, size_t(n) * sizeof(T));
+  }
+  T* data() { return data_; }
+  T& operator[](int64_t i) { return data_[i]; }
+
+ private:
+  static constexpr size_t kHuge = size_t(1) << 21;
+
+  static T* allocate(int64_t n) {
+    const size_t bytes = size_t(n) * sizeof(T), step = bytes >= 2 * kHuge ? kHuge : 64;
+    const size_t whole = (bytes + step - 1) / step * step;
+    void* fresh = std::aligned_alloc(step, whole ? whole : step);
+    if (!fresh) throw std::bad_alloc();
+    if (step == kHuge) madvise(fresh, whole, MADV_HUGEPAGE);
+    return static_cast<T*>(fresh);
+  }
+
+  T* data_ = nullptr;
+  int64_t room_ = 0;
+};
+
+// One 4-byte mark per node of the graph: base + local row. `base` moves past the last batch's marks: none is cleared.
+class DenseTable {
+ public:
+  explicit DenseTable(int64_t num_nodes) : num_nodes_(num_nodes) {}
+
+  void start(int64_t last_count) {
+    base_ += uint64_t(last_count);
+    if (base_ == 0 || base_ + uint64_t(num_nodes_) > 0xFFFFFFFFu) {
+      marks_.assign_zero(num_nodes_);
+      base_ = 1;
+    }
+  }
+  void make_room(const int64_t*, int64_t, int64_t) {}
+  void prefetch(int64_t id) { __builtin_prefetch(&marks_[id], 1, 3); }
+
+  // The row of `id`; `count` if it is new, which then holds it.
+  int64_t row(int64_t id, int64_t count) {
+    uint32_t& mark = marks_[id];
+    const uint32_t base = uint32_t(base_), known = mark - base;
+    const uint32_t row = known < uint32_t(count) ? known : uint32_t(count);
+    mark = base + row;
+    return row;
+  }
+
+ private:
+  int64_t num_nodes_;
+  uint64_t base_ = 0;
+  Buffer<uint32_t> marks_;
+};
+
+// Open addressing with linear probing, at most half full: memory follows the batch, not the graph.
+class HashTable {
+ public:
+  void start(int64_t) {
+    if (++batch_ == 0 || !capacity_) {
+      capacity_ = capacity_ ? capacity_ : 1024;
+      slots_.assign_zero(capacity_);
+      batch_ = 1;
+    }
+  }
+  // Room for `more` new ids beside the `count` that are in.
+  void make_room(const int64_t* ids, int64_t count, int64_t more) {
+    if ((count + more) * 2 <= capacity_) return;
+    while ((count + more) * 2 > capacity_) capacity_ *= 2;
+    slots_.assign_zero(capacity_);
+    batch_ = 1;
+    for (int64_t i = 0; i < count; ++i) row(ids[i], i);
+  }
+  void prefetch(int64_t id) { __builtin_prefetch(&slots_[home(id)], 1, 3); }
+
+  int64_t row(int64_t id, int64_t count) {
+    for (int64_t s = home(id);; s = (s + 1) & (capacity_ - 1)) {
+      Slot& slot = slots_[s];
+      if (slot.batch != batch_) {
+        slot = {id, batch_, uint32_t(count)};
+        return count;
+      }
+      if (slot.id == id) return slot.row;
+    }
+  }
+
+ private:
+  struct Slot {
+    int64_t id;
+    uint32_t batch, row;
+  };
+
+  int64_t home(int64_t id) const {
+    return int64_t(uint64_t(id) * 0x9E3779B97F4A7C15u >> 20) & (capacity_ - 1);
+  }
+
+  int64_t capacity_ = 0;
+  uint32_t batch_ = 0;
+  Buffer<Slot> slots_;
+};
+
+}  // namespace
+}  // namespace PH_ISA
+}  // namespace polyhop

@@ -1,0 +1,244 @@
+// Vectors of the widest registers of this build, as GCC vector extensions: the same source for every instruction set.
+//
+// Lanes are always columns (or a fixed number of partial sums, Lanes16), never a set that depends on the register width,
+// and products are never contracted into fused operations: so every instruction set gives the same bits.
+#pragma once
+#include <sys/mman.h>
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__SSE2__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12 warns inside its own AVX-512 header
+#include <immintrin.h>
+#pragma GCC diagnostic pop
+#endif
+
+namespace polyhop {
+
+struct bf16 {
+  uint16_t bits;
+};
+
+}  // namespace polyhop
+
+namespace polyhop {
+namespace PH_ISA {
+
+#if defined(__AVX512F__)
+constexpr int kVectorBytes = 64;
+#elif defined(__AVX2__)
+constexpr int kVectorBytes = 32;
+#else
+constexpr int kVectorBytes = 16;
+#endif
+
+// The type in which rows of T are summed.
+template <class T>
+struct SumOf {
+  using type = float;
+};
+template <>
+struct SumOf<double> {
+  using type = double;
+};
+template <class T>
+using Sum = typename SumOf<T>::type;
+
+template <class A>
+struct VecOf;
+template <>
+struct VecOf<float> {
+  typedef float type __attribute__((vector_size(kVectorBytes)));
+};
+template <>
+struct VecOf<double> {
+  typedef double type __attribute__((vector_size(kVectorBytes)));
+};
+template <class A>
+using Vec = typename VecOf<A>::type;
+template <class T>
+constexpr int kLanes = kVectorBytes / int(sizeof(Sum<T>));
+
+typedef uint32_t VecU32 __attribute__((vector_size(kVectorBytes)));
+typedef uint16_t VecU16 __attribute__((vector_size(kVectorBytes / 2)));
+
+inline float to_sum(float v) { return v; }
+inline double to_sum(double v) { return v; }
+inline float to_sum(bf16 v) {
+  const uint32_t wide = uint32_t(v.bits) << 16;
+  float out;
+  std::memcpy(&out, &wide, 4);
+  return out;
+}
+inline float to_sum(int8_t v) { return float(v); }
+inline float to_sum(uint8_t v) { return float(v); }
+
+inline void put(float* at, float v) { *at = v; }
+inline void put(double* at, double v) { *at = v; }
+inline void put(bf16* at, float v) {  // to nearest, ties to even, as torch rounds
+  uint32_t wide;
+  std::memcpy(&wide, &v, 4);
+  at->bits = v != v ? 0x7FC0 : uint16_t((wide + 0x7FFF + ((wide >> 16) & 1)) >> 16);
+}
+
+inline Vec<float> load(const float* at) {
+  Vec<float> v;
+  std::memcpy(&v, at, sizeof v);
+  return v;
+}
+inline Vec<double> load(const double* at) {
+  Vec<double> v;
+  std::memcpy(&v, at, sizeof v);
+  return v;
+}
+inline Vec<float> load(const bf16* at) {
+  VecU16 narrow;
+  std::memcpy(&narrow, at, sizeof narrow);
+  const VecU32 wide = __builtin_convertvector(narrow, VecU32) << 16;
+  Vec<float> v;
+  std::memcpy(&v, &wide, sizeof v);
+  return v;
+}
+
+inline void store(float* at, Vec<float> v) { std::memcpy(at, &v, sizeof v); }
+inline void store(double* at, Vec<double> v) { std::memcpy(at, &v, sizeof v); }
+inline void store(bf16* at, Vec<float> v) {
+  VecU32 wide;
+  std::memcpy(&wide, &v, sizeof v);
+  const VecU32 rounded = (wide + 0x7FFF + ((wide >> 16) & 1)) >> 16;
+  const VecU32 is_nan = (VecU32)(v != v);
+  const VecU16 narrow = __builtin_convertvector((rounded & ~is_nan) | (is_nan & 0x7FC0), VecU16);
+  std::memcpy(at, &narrow, sizeof narrow);
+}
+
+// The first n < lanes values; the other lanes are 0 and their memory is not touched.
+template <class T>
+inline Vec<Sum<T>> load_part(const T* at, int n) {
+  Sum<T> wide[kLanes<T>] = {};
+  for (int i = 0; i < n; ++i) wide[i] = to_sum(at[i]);
+  Vec<Sum<T>> v;
+  std::memcpy(&v, wide, sizeof v);
+  return v;
+}
+template <class T>
+inline void store_part(T* at, Vec<Sum<T>> v, int n) {
+  for (int i = 0; i < n; ++i) put(at + i, Sum<T>(v[i]));
+}
+#if defined(__AVX512F__)
+template <>
+inline Vec<float> load_part(const float* at, int n) {
+  return (Vec<float>)_mm512_maskz_loadu_ps(__mmask16((1u << n) - 1), at);
+}
+template <>
+inline Vec<double> load_part(const double* at, int n) {
+  return (Vec<double>)_mm512_maskz_loadu_pd(__mmask8((1u << n) - 1), at);
+}
+template <>
+inline void store_part(float* at, Vec<float> v, int n) {
+  _mm512_mask_storeu_ps(at, __mmask16((1u << n) - 1), (__m512)v);
+}
+#elif defined(__AVX2__)
+inline __m256i first_lanes(int n) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+template <>
+inline Vec<float> load_part(const float* at, int n) {
+  return (Vec<float>)_mm256_maskload_ps(at, first_lanes(n));
+}
+template <>
+inline void store_part(float* at, Vec<float> v, int n) {
+  _mm256_maskstore_ps(at, first_lanes(n), (__m256)v);
+}
+#endif
+
+// Sixteen partial sums (eight for double), whatever the register width: dot products round alike everywhere.
+template <class A>
+struct Partial {
+  static constexpr int kSums = 64 / int(sizeof(A));
+  static constexpr int kParts = 64 / kVectorBytes;
+  static constexpr int kWide = kVectorBytes / int(sizeof(A));
+  Vec<A> part[kParts];
+
+  // Always sums i and i + half, halves of 8, 4, 2, 1 (4, 2, 1 for double).
+  A total() const {
+    Vec<A> folded[kParts];
+    for (int p = 0; p < kParts; ++p) folded[p] = part[p];
+    for (int half = kParts / 2; half > 0; half /= 2)
+      for (int p = 0; p < half; ++p) folded[p] += folded[p + half];
+    A sums[kWide];
+    std::memcpy(sums, folded, sizeof sums);
+    for (int half = kWide / 2; half > 0; half /= 2)
+      for (int i = 0; i < half; ++i) sums[i] += sums[i + half];
+    return sums[0];
+  }
+};
+
+// <a, b> over n values.
+template <class T>
+inline Sum<T> dot(const T* a, const T* b, int64_t n) {
+  using A = Sum<T>;
+  using P = Partial<A>;
+  P sum = {};
+  int64_t c = 0;
+  for (; c + P::kSums <= n; c += P::kSums)
+    for (int p = 0; p < P::kParts; ++p) sum.part[p] += load(a + c + p * P::kWide) * load(b + c + p * P::kWide);
+  for (int p = 0; p < P::kParts && c < n; ++p, c += P::kWide) {
+    const int left = int(n - c);
+    if (left >= P::kWide)
+      sum.part[p] += load(a + c) * load(b + c);
+    else
+      sum.part[p] += load_part(a + c, left) * load_part(b + c, left);
+  }
+  return sum.total();
+}
+
+// to += factor * from over n values.
+template <class T>
+inline void add_scaled(Sum<T>* to, Sum<T> factor, const T* from, int64_t n) {
+  constexpr int L = kLanes<T>;
+  int64_t c = 0;
+  for (; c + L <= n; c += L) store(to + c, load(to + c) + factor * load(from + c));
+  if (c < n) {
+    const int left = int(n - c);
+    store_part(to + c, load_part(to + c, left) + factor * load_part(from + c, left), left);
+  }
+}
+
+// Tells the system to back a large result by huge pages: fewer faults now, fewer address lookups when it is gathered from.
+inline void advise_huge(void* at, int64_t bytes) {
+#if defined(MADV_HUGEPAGE)
+  constexpr uintptr_t kHuge = uintptr_t(2) << 20;
+  if (bytes < int64_t(8 * kHuge)) return;
+  const uintptr_t begin = (uintptr_t(at) + kHuge - 1) / kHuge * kHuge, end = (uintptr_t(at) + uintptr_t(bytes)) / kHuge * kHuge;
+  if (end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#else
+  (void)at, (void)bytes;
+#endif
+}
+
+}  // namespace PH_ISA
+}  // namespace polyhop
+
+// Calls body with `T` bound to the row type of a dtype code (0 = float32, 1 = float64, 2 = bfloat16).
+#define PH_ROW_TYPES(code, ...)            \
+  switch (code) {                          \
+    case 0: {                              \
+      using T = float;                     \
+      __VA_ARGS__;                         \
+      break;                               \
+    }                                      \
+    case 1: {                              \
+      using T = double;                    \
+      __VA_ARGS__;                         \
+      break;                               \
+    }                                      \
+    case 2: {                              \
+      using T = polyhop::bf16;             \
+      __VA_ARGS__;                         \
+      break;                               \
+    }                                      \
+    default:                               \
+      break;                               \
+  }

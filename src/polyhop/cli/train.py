@@ -1,0 +1,260 @@
+"""``polyhop train``: load a graph, build a model, train it, show what came out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from polyhop.cli import console
+from polyhop.cli.recipe import MODELS, Recipe
+from polyhop.errors import ConfigError, UnsupportedError, unknown
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from polyhop.graph import Graph
+    from polyhop.trainer import Result, Trainer
+
+__all__ = ["command"]
+
+_WRITTEN = ("config.json", "command.json", "metrics.jsonl", "result.json", "model.safetensors", "curve.png")
+
+
+def _model_name(given: str) -> str:
+    if given not in MODELS:
+        raise typer.BadParameter(unknown("model", given, MODELS))
+    return given
+
+
+def _fan_outs(given: str) -> list[int] | None:
+    """None for "full", else one number per layer."""
+    if given == "full":
+        return None
+    try:
+        return [int(part) for part in given.split(",")]
+    except ValueError:
+        raise typer.BadParameter(
+            f"{given!r}: expected one number per layer from the seeds outward, such as 15,10 (-1 = all), or full",
+            param_hint="--fanout",
+        ) from None
+
+
+def command(
+    name: Annotated[
+        str, typer.Argument(help="A graph: a known name, a file or folder, or synth:..., rmat:..., sbm:...")
+    ],
+    model: Annotated[
+        str, typer.Option(callback=_model_name, help=" | ".join(MODELS), rich_help_panel="Model")
+    ] = "sage",
+    layers: Annotated[int, typer.Option(min=1, help="Number of GNN layers.")] = 2,
+    hidden: Annotated[int, typer.Option(min=1, help="Width of the hidden layers.")] = 256,
+    dropout: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Share of hidden units dropped in training.")
+    ] = 0.5,
+    heads: Annotated[int | None, typer.Option(min=1, help="Attention heads (gat).")] = None,
+    norm: Annotated[str | None, typer.Option(help="batch | layer; none unless given.")] = None,
+    jk: Annotated[str | None, typer.Option(help="Join all layers: last | cat | max | lstm.")] = None,
+    epochs: Annotated[int, typer.Option(min=0, help="Passes over the training nodes.")] = 100,
+    fanout: Annotated[
+        str, typer.Option(help="Neighbours drawn per layer, from the seeds outward: 15,10; or full.")
+    ] = "full",
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Seeds per mini-batch (with --fanout) [default: 1024].")
+    ] = None,
+    sampler: Annotated[str, typer.Option(help="uniform | labor")] = "uniform",
+    optimizer: Annotated[str, typer.Option(help="adam | adamw | sgd")] = "adam",
+    lr: Annotated[float, typer.Option(help="Learning rate.")] = 0.01,
+    weight_decay: Annotated[float, typer.Option(help="Weight decay.")] = 0.0,
+    schedule: Annotated[str | None, typer.Option(help="constant | cosine | linear")] = None,
+    warmup: Annotated[int, typer.Option(min=0, help="Steps of linear rise of the learning rate.")] = 0,
+    clip: Annotated[float | None, typer.Option(help="Largest norm of the gradient.")] = None,
+    precision: Annotated[str, typer.Option(help="32-true | 64-true | bf16-mixed")] = "32-true",
+    eval_every: Annotated[int, typer.Option(min=1, help="Epochs between evaluations.")] = 1,
+    patience: Annotated[
+        int | None, typer.Option(min=1, help="Stop after this many evaluations without a gain.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of every random choice.")] = 0,
+    device: Annotated[str, typer.Option(help="auto | cpu | cuda | cuda:1 ...")] = "auto",
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads [default: torch's choice].")] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Folder to look for NAME in, before $POLYHOP_DATA.")
+    ] = None,
+    split: Annotated[str, typer.Option(help="Which of the graph's splits: a number or a name.")] = "0",
+    run_dir: Annotated[
+        str, typer.Option(help="Folder of the run; auto = runs/<date>-<graph>-<model>.")
+    ] = "auto",
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the run that --run-dir holds.")
+    ] = False,
+    resume: Annotated[
+        str | None, typer.Option(help="auto (continue --run-dir) or a run or checkpoint folder.")
+    ] = None,
+    progress: Annotated[str, typer.Option(help="auto | rich | plain | json | none")] = "auto",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be trained, and stop.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")] = False,
+) -> None:
+    """Train a model on a graph, and show test accuracy and a curve.
+
+    Without --fanout every step uses the full graph; with it, mini-batches of sampled neighbours. Results go to standard
+    output, progress to standard error. Stop with Ctrl-C or SIGTERM: the state is saved; --resume auto goes on.
+
+    \b
+    Examples:
+      polyhop train debian-packages
+      polyhop train cora --data-dir DATA --model gcn --hidden 16 --epochs 200 --weight-decay 5e-4
+      polyhop train synth:products?scale=0.1 --layers 3 --fanout 15,10,5 --epochs 5
+      polyhop train edges.csv --run-dir runs/mine --resume auto
+      polyhop train debian-packages --dry-run --json
+    """
+    fan_outs = _fan_outs(fanout)
+    if fan_outs is not None and len(fan_outs) != layers:
+        raise typer.BadParameter(
+            f"{fanout}: {len(fan_outs)} fan-outs for --layers {layers}", param_hint="--fanout"
+        )
+    if overwrite and (resume is not None or run_dir == "auto"):
+        raise typer.BadParameter(
+            "needs --run-dir FOLDER, and does not go with --resume", param_hint="--overwrite"
+        )
+    recipe = Recipe(
+        source=name,
+        data_dir=None if data_dir is None else str(data_dir),
+        split=int(split) if split.isdigit() else split,
+        model=model,
+        hidden=hidden,
+        layers=layers,
+        dropout=dropout,
+        more={
+            key: value for key, value in (("heads", heads), ("norm", norm), ("jk", jk)) if value is not None
+        },
+    )
+    options = {
+        "max_epochs": epochs,
+        "num_neighbors": fan_outs,
+        "batch_size": batch_size,
+        "sampler": sampler,
+        "optimizer": optimizer,
+        "lr": lr,
+        "weight_decay": weight_decay,
+        "schedule": schedule,
+        "warmup": warmup,
+        "clip": clip,
+        "precision": precision,
+        "eval_every": eval_every,
+        "patience": patience,
+        "seed": seed,
+        "device": device,
+        "resume": resume,
+        "progress": progress,
+    }
+    _train(recipe, options, run_dir, threads=threads, overwrite=overwrite, dry_run=dry_run, as_json=as_json)
+
+
+def _train(
+    recipe: Recipe,
+    options: dict[str, Any],
+    run_dir: str,
+    *,
+    threads: int | None,
+    overwrite: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """The command once its options are read: load, build, train, show."""
+    import torch
+
+    from polyhop.train.folder import automatic_name
+    from polyhop.trainer import Trainer
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    trainer = Trainer(
+        **options, run_dir=None if dry_run else run_dir
+    )  # checks the options before anything is loaded
+    graph = recipe.load()
+    model = recipe.build(graph, trainer.seed)
+    if dry_run:
+        _show_dry_run(trainer, model, graph, as_json)
+        return
+    folder = automatic_name(graph.name, type(model).__name__) if run_dir == "auto" else Path(run_dir)
+    if overwrite:
+        _clear(folder)
+    if not (folder / "config.json").exists():
+        recipe.save(folder)
+    result = Trainer(**options, run_dir=folder).fit(model, graph)
+    _show_result(result, folder, as_json)
+
+
+def _show_dry_run(trainer: Trainer, model: nn.Module, graph: Graph, as_json: bool) -> None:
+    from polyhop.strategies import place
+    from polyhop.train.header import first_lines
+
+    facts = first_lines(graph, model, place(trainer.device, trainer.precision), trainer.num_neighbors, None)
+    seeds = 0 if graph.split is None else graph.split.train.numel()
+    steps = 1 if trainer.num_neighbors is None else -(-seeds // (trainer.batch_size or 1024))
+    facts["plan"] += f"; {trainer.max_epochs} epochs of {steps:,} steps, {seeds:,} training nodes"
+    facts["run"] = "none: this is a dry run"
+    if as_json:
+        console.print_json({"dry_run": True, **facts, "config": trainer.resolved()})
+    else:
+        console.show_table(list(facts.items()))
+
+
+def _clear(folder: Path) -> None:
+    """Remove a run's own files, and nothing else."""
+    import shutil
+
+    from polyhop.train.folder import RunFolder
+
+    if not folder.exists():
+        return
+    if any(folder.iterdir()) and not any(
+        (folder / name).exists() for name in ("config.json", "command.json")
+    ):
+        raise ConfigError(f"{folder} is not empty and holds no run: --overwrite replaces runs only")
+    RunFolder(folder, may_continue=True).close()  # refuses a folder that another process is training in
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    for path in [*(folder / name for name in _WRITTEN), *folder.glob("trace-*.jsonl")]:
+        path.unlink(missing_ok=True)
+
+
+def _show_result(result: Result, folder: Path, as_json: bool) -> None:
+    from polyhop.report import curve, read_history
+
+    history = read_history(folder)
+    loss, val = history.series("loss"), history.series("val")
+    picture = _save_picture(folder, result.metric, {"loss": loss, "val": val, "test": history.series("test")})
+    if as_json:
+        console.print_json({**result.to_json(), "curve": None if picture is None else str(picture)})
+        return
+    name, drawn = (f"validation {result.metric}", val) if len(val) > 1 else ("training loss", loss)
+    if len(drawn) > 1:
+        print(f"\n{name} over epochs\n{curve(drawn, ascii=console.is_ascii())}\n")
+    rows = [(f"test {result.metric}", _shown(result.test))]
+    at = "" if result.best_epoch is None else f" at epoch {result.best_epoch}"
+    rows.append((f"best validation {result.metric}", f"{_shown(result.best_val)}{at}"))
+    rows.append(("trained", f"{result.epochs} epochs, {result.steps:,} steps, {result.seconds:.1f} s"))
+    rows.append(("run folder", str(folder)))
+    if picture is not None:
+        rows.append(("picture", str(picture)))
+    rows.append(("next", f"polyhop predict {folder} --out predictions.csv"))
+    console.show_table(rows)
+
+
+def _shown(value: float | None) -> str:
+    return "none (no such nodes)" if value is None else f"{100 * value:.2f} %"
+
+
+def _save_picture(folder: Path, metric: str, series: dict[str, list[tuple[float, float]]]) -> Path | None:
+    """curve.png in the run folder, where matplotlib is installed and there is something to draw."""
+    from polyhop.report import save_figure
+
+    if len(series["loss"]) < 2:
+        return None
+    scored = {name: series[name] for name in ("val", "test") if series[name]}
+    panels = {"training loss": {"loss": series["loss"]}, **({metric: scored} if scored else {})}
+    try:
+        return save_figure(folder / "curve.png", panels, title=folder.name)
+    except UnsupportedError:
+        return None  # the curve on the terminal says the same; 'polyhop env' tells what the extra adds

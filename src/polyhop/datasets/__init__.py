@@ -1,0 +1,136 @@
+"""Datasets: names, files, other libraries' objects and generators, all through ``load``, all to a checked ``Graph``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from polyhop.datasets import catalogue, folder, npz, objects, ogb, synth, tables
+from polyhop.datasets.catalogue import names
+from polyhop.datasets.description import describe
+from polyhop.datasets.folder import save
+from polyhop.errors import DatasetError, InputError, unknown
+from polyhop.graph import Graph
+
+__all__ = ["describe", "load", "names", "save"]
+
+
+def load(
+    source: Any,
+    *,
+    data_dir: str | os.PathLike[str] | None = None,
+    nodes: str | os.PathLike[str] | None = None,
+    split: int | str = 0,
+    features: str = "auto",
+    mmap: bool | None = None,
+    duplicates: str = "error",
+) -> Graph:
+    """A checked ``Graph`` from nearly anything.
+
+    source:
+        a name: found under data_dir, ``$POLYHOP_DATA`` or in the package ("debian-packages"); "cora", "ogbn-arxiv", ...
+        a generator: "synth:products?scale=0.2&seed=0" (arxiv, products, reddit, papers), "rmat:?scale=20&edge_factor=16",
+        "sbm:?nodes=10000&classes=8&p_in=0.01&p_out=0.001";
+        a path: an .npz file, a folder of .npy files, an OGB folder, CSV or Parquet edges (a file, or a folder with edges.* and nodes.*);
+        an object: PyG Data, DGL graph, SciPy sparse matrix (A[i, j] is the edge i -> j), (edge_index, x, y), or a mapping of
+        ``Graph.from_edges``'s arguments.
+    nodes: the node table that belongs to a file of edges.
+    split: which split, by number or name, where a source has several.
+    features: "auto" (as stored), "dense", "sparse" or "none".
+    mmap: None maps the features of a .npy folder; True maps its edges too, and has a generator write its features to a
+        file under data_dir; False reads everything into memory.
+    duplicates: "error", "keep" or "drop" repeated edges.
+    """
+    if isinstance(source, Graph):
+        return source
+    if not isinstance(source, (str, os.PathLike)):
+        if mmap:
+            raise DatasetError(
+                "mmap=True: an object in memory cannot be mapped; polyhop.datasets.save it to a folder first"
+            )
+        return objects.from_object(source, split=split, features=features, duplicates=duplicates)
+    text = os.fspath(source)
+    if synth.is_synthetic(text):
+        return _generate(text, data_dir, features, mmap)
+    path = _locate(text, data_dir)
+    try:
+        return _load_path(path, nodes, split, features, mmap, duplicates)
+    except InputError as error:
+        if str(path) in str(error):
+            raise
+        raise type(error)(f"{path}: {error}") from error
+
+
+def _locate(text: str, data_dir: str | os.PathLike[str] | None) -> Path:
+    """The file or folder of a path or name. A bare name is looked up first; what looks like a path is taken as one."""
+    path = Path(text).expanduser()
+    is_path = os.sep in text or path.suffix in (".npz", ".csv", ".parquet", ".tsv", ".gz")
+    found = None if is_path and path.exists() else catalogue.find(text.removesuffix(".npz"), data_dir)
+    if found is not None:
+        return found
+    if path.exists():
+        return path
+    if is_path:
+        raise DatasetError(f"{path}: no such file or folder")
+    known = [*names(data_dir), *(f"synth:{name}" for name in synth.PRESETS), "rmat:", "sbm:"]
+    hint = (
+        ""
+        if data_dir or os.environ.get("POLYHOP_DATA")
+        else " Set POLYHOP_DATA or data_dir to a folder of data sets."
+    )
+    raise DatasetError(unknown("data set", text, known) + hint)
+
+
+def _load_path(
+    path: Path,
+    nodes: str | os.PathLike[str] | None,
+    split: int | str,
+    features: str,
+    mmap: bool | None,
+    duplicates: str,
+) -> Graph:
+    if path.is_dir():
+        if folder.is_folder(path):
+            return folder.load_folder(path, features=features, mmap=mmap, duplicates=duplicates)
+        if mmap:
+            raise _cannot_map(path)
+        if ogb.is_ogb(path):
+            return ogb.load_ogb(path, features=features, duplicates=duplicates)
+        found = tables.find_tables(path)
+        if found is None:
+            raise DatasetError(
+                f"{path}: no graph here; expected edge_index.npy or indptr.npy and indices.npy, edges.csv or edges.parquet, "
+                "or OGB's raw/edge.csv.gz"
+            )
+        return tables.load_tables(*found, features=features, duplicates=duplicates)
+    if mmap:
+        raise _cannot_map(path)
+    if tables.is_table(path):
+        beside = None if nodes is None else Path(nodes)
+        return tables.load_tables(path, beside, name=path.stem, features=features, duplicates=duplicates)
+    if path.suffix != ".npz":
+        raise DatasetError(f"{path}: unknown kind of file; expected .npz, .csv, .tsv, .parquet or a folder")
+    return npz.load_npz(path, split=split, features=features, duplicates=duplicates)
+
+
+def _cannot_map(path: Path) -> DatasetError:
+    return DatasetError(
+        f"mmap=True: {path} cannot be mapped; load it once and polyhop.datasets.save it to a folder"
+    )
+
+
+def _generate(text: str, data_dir: str | os.PathLike[str] | None, features: str, mmap: bool | None) -> Graph:
+    file = None
+    if mmap:
+        if data_dir is None:
+            raise DatasetError(
+                "mmap=True with a generator needs data_dir, the folder to write the features to"
+            )
+        file = Path(data_dir) / "".join(c if c.isalnum() or c in ".-" else "_" for c in text) / "x.npy"
+    graph = synth.generate(text, features_file=file)
+    from polyhop.datasets._arrays import as_features
+
+    from dataclasses import replace
+
+    return replace(graph, x=as_features(graph.x, features))

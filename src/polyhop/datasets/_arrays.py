@@ -1,0 +1,184 @@
+"""Reading arrays from files that may be wrong: every failure becomes a DatasetError that names the file.
+
+Nothing is ever unpickled. The ground of this folder: every loader may import it.
+"""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyhop.errors import DatasetError, unknown
+from polyhop.graph import DenseFeatures, FeatureStore, SparseFeatures, SparseRows
+
+__all__ = [
+    "FEATURE_MODES",
+    "Array",
+    "Npz",
+    "as_features",
+    "mapped_tensor",
+    "pyarrow_module",
+    "read_csv_numbers",
+    "read_npy",
+    "reading",
+    "sparse_features",
+    "split_number",
+]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+FEATURE_MODES = ("auto", "dense", "sparse", "none")
+_BROKEN = (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, KeyError, NotImplementedError)
+_T = TypeVar("_T")
+
+
+def reading(path: Path, what: str, read: Callable[[], _T]) -> _T:
+    """read(), with every failure of a broken file told as a DatasetError."""
+    try:
+        return read()
+    except DatasetError:
+        raise
+    except FileNotFoundError:
+        raise DatasetError(f"{path}: no such file") from None
+    except _BROKEN as error:
+        if "pickle" in str(error) or "Object arrays" in str(error):
+            raise DatasetError(
+                f"{path}: {what} holds pickled Python objects, which are never loaded (they can run code); "
+                "save plain numeric arrays instead"
+            ) from error
+        raise DatasetError(
+            f"{path}: cannot read {what}: the file is damaged, incomplete or of another kind ({error})"
+        ) from error
+
+
+class Npz:
+    """An .npz file opened without pickles; arrays are read when asked for. Use as a context manager."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        opened = reading(path, "the archive", lambda: np.load(path, allow_pickle=False))
+        if not isinstance(opened, np.lib.npyio.NpzFile):
+            raise DatasetError(f"{path}: expected an .npz archive of named arrays, found a single array")
+        self._file = opened
+        self.names = frozenset(opened.files)
+
+    def __enter__(self) -> Npz:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names
+
+    def read(self, name: str) -> Array:
+        """One array."""
+        if name not in self.names:
+            raise DatasetError(f"{self.path}: {unknown('array', name, self.names)}")
+        return reading(self.path, f"array {name!r}", lambda: np.asarray(self._file[name]))
+
+    def find(self, name: str) -> Array | None:
+        """One array, or None if the file has none of that name."""
+        return self.read(name) if name in self.names else None
+
+
+def read_npy(path: Path, *, mmap: bool = False) -> Array:
+    """One .npy array; ``mmap``: mapped copy-on-write, so opening reads nothing and writing never reaches the file."""
+    mode: Any = "c" if mmap else None
+    array = reading(path, "the array", lambda: np.load(path, mmap_mode=mode, allow_pickle=False))
+    if not isinstance(array, np.ndarray):
+        raise DatasetError(f"{path}: expected a single .npy array, found an archive")
+    return array
+
+
+def mapped_tensor(array: Array) -> Tensor:
+    """The array's own memory (or mapped file) as a tensor."""
+    return torch.from_numpy(array)
+
+
+def as_features(store: FeatureStore | None, mode: str) -> FeatureStore | None:
+    """The store as asked for: "auto" (as it is), "dense" (float32 in memory), "sparse" (CSR) or "none"."""
+    if mode not in FEATURE_MODES:
+        raise DatasetError(unknown("features", mode, FEATURE_MODES))
+    if mode == "none" or store is None:
+        return None
+    if mode == "dense" and isinstance(store, SparseFeatures):
+        return DenseFeatures(store.rows.dense())
+    if mode == "sparse" and isinstance(store, DenseFeatures):
+        csr = store.all().to(torch.float32).to_sparse_csr()
+        columns = csr.col_indices().to(torch.int32)
+        return SparseFeatures(SparseRows(csr.crow_indices(), columns, csr.values(), store.num_features))
+    return store
+
+
+def sparse_features(
+    indptr: Array, columns: Array, values: Array | None, shape: tuple[int, int]
+) -> SparseFeatures:
+    """CSR features; no values = every stored value is 1."""
+    data = np.ones(columns.size, np.float32) if values is None else np.asarray(values, np.float32)
+    if indptr.ndim != 1 or indptr.size != shape[0] + 1:
+        raise DatasetError(
+            f"sparse x: indptr has shape {list(indptr.shape)}, expected [{shape[0] + 1}] for {shape[0]} rows"
+        )
+    rows = SparseRows(
+        torch.from_numpy(indptr.astype(np.int64)), torch.from_numpy(columns.astype(np.int32)), torch.from_numpy(data),
+        int(shape[1]),
+    )  # fmt: skip
+    return SparseFeatures(rows)
+
+
+def split_number(split: int | str, names: list[str], source: str) -> int:
+    """Which of the splits is meant, by number or name."""
+    if isinstance(split, str):
+        if split not in names:
+            raise DatasetError(f"{source}: {unknown('split', split, names)}")
+        return names.index(split)
+    if not 0 <= split < len(names):
+        raise DatasetError(
+            f"{source}: split {split} of {len(names)}; expected 0 .. {len(names) - 1} ({', '.join(names)})"
+        )
+    return split
+
+
+def pyarrow_module(name: str, why: str) -> Any:
+    """pyarrow's submodule, or a DatasetError that says how to get it."""
+    import importlib
+
+    try:
+        return importlib.import_module(f"pyarrow.{name}")
+    except ImportError as error:
+        raise DatasetError(
+            f"{why} needs pyarrow, which is not installed: pip install 'polyhop[parquet]'"
+        ) from error
+
+
+def read_csv_numbers(path: Path, dtype: type[np.generic]) -> Array:
+    """A headerless CSV (or .csv.gz) of numbers as a matrix [rows, columns]; fast where pyarrow is installed."""
+    try:
+        from pyarrow import ArrowInvalid, csv
+    except ImportError:
+        return reading(path, "the table", lambda: np.loadtxt(path, delimiter=",", dtype=dtype, ndmin=2))
+
+    def read() -> Array:
+        try:
+            table = csv.read_csv(path, read_options=csv.ReadOptions(autogenerate_column_names=True))
+        except ArrowInvalid as error:
+            raise ValueError(str(error)) from error
+        columns = [column.to_numpy() for column in table.columns]
+        out = np.empty((table.num_rows, len(columns)), dtype)
+        for k, column in enumerate(columns):
+            if column.dtype.kind not in "iuf":
+                raise ValueError(f"column {k} is not numeric, e.g. {column[0]!r}")
+            out[:, k] = column
+        return out
+
+    return reading(path, "the table", read)

@@ -1,0 +1,110 @@
+"""Block: one bipartite layer, the only thing a GNN layer ever sees of a graph.
+
+Legend: D destinations, S sources, E edges.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyhop.errors import GraphError
+from polyhop.kernels import transpose
+
+__all__ = ["Block", "Transposed"]
+
+
+@dataclass(frozen=True, eq=False)
+class Transposed:
+    """The same edges grouped by source, for backward passes. Within a source, edges keep ascending edge position."""
+
+    indptr: Tensor  # int64 [S + 1]
+    indices: Tensor  # [E] destination (0 .. D-1) of each edge
+    edge: Tensor  # [E] position of the edge in the Block
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Edges from S source rows to D destination rows; destinations are source rows ``dst_start : dst_start + num_dst``.
+
+    The full graph, a part's rows, a pipeline chunk and a sampled layer are all Blocks. Rows of ``h`` given to a layer are
+    the S source rows, unless ``rows`` is set: then ``h`` is a pool and source s is pool row ``rows[s]``.
+    """
+
+    indptr: Tensor  # int64 [D + 1]
+    indices: Tensor  # int32 or int64 [E]: source row of each edge, grouped by destination
+    num_src: int
+    dst_start: int = 0
+    src_ids: Tensor | None = None  # int64 [S]: the user's global ids; None = 0 .. S-1
+    edge_weight: Tensor | None = None  # float [E]
+    in_degree: Tensor | None = (
+        None  # int32 [S]: in-edges in the full graph, loops included; None = this block has all edges
+    )
+    in_weight: Tensor | None = None  # float [S]: sum of in-edge weights in the full graph; None = unweighted
+    out_degree: Tensor | None = None  # int32 [S]: out-edges in the full graph
+    loop_weight: Tensor | None = (
+        None  # float [S]: weight of the node's own loop, 0 = none; None = the graph has no loops
+    )
+    rows: Tensor | None = None  # int64 [S]: row of each source in a pool; None = h holds the S rows in order
+    is_sampled: bool = False  # some in-edges may be missing
+    _cache: dict[str, Any] = field(
+        default_factory=dict, repr=False
+    )  # what is derived from the edges, by name
+
+    def __post_init__(self) -> None:
+        if self.indptr.dim() != 1 or self.indptr.numel() < 1 or self.indptr.dtype != torch.int64:
+            raise GraphError(
+                f"block indptr: expected int64 [D + 1], got {self.indptr.dtype} {list(self.indptr.shape)}"
+            )
+        if self.indices.dtype not in (torch.int32, torch.int64):
+            raise GraphError(f"block indices: expected int32 or int64, got {self.indices.dtype}")
+        if self.dst_start < 0 or self.dst_start + self.num_dst > self.num_src:
+            raise GraphError(
+                f"block destinations {self.dst_start}..{self.dst_start + self.num_dst} exceed its {self.num_src} source rows"
+            )
+
+    @property
+    def num_dst(self) -> int:
+        return self.indptr.numel() - 1
+
+    @property
+    def num_edges(self) -> int:
+        return self.indices.numel()
+
+    @property
+    def device(self) -> torch.device:
+        return self.indices.device
+
+    @property
+    def drawn(self) -> Tensor:
+        """int64 [D]: edges of each destination in this block."""
+        return self.indptr[1:] - self.indptr[:-1]
+
+    def dst_rows(self, h: Tensor) -> Tensor:
+        """The destinations' own rows of h [S, ...] (or of the pool, when ``rows`` is set)."""
+        if self.rows is not None:
+            return h[self.rows[self.dst_start : self.dst_start + self.num_dst]]
+        return h[self.dst_start : self.dst_start + self.num_dst]
+
+    def dst_ids(self) -> Tensor:
+        """int64 [D]: the user's ids of the destinations."""
+        if self.src_ids is None:
+            return torch.arange(self.dst_start, self.dst_start + self.num_dst, device=self.device)
+        return self.src_ids[self.dst_start : self.dst_start + self.num_dst]
+
+    def transposed(self) -> Transposed:
+        """Edges grouped by source; built once and kept."""
+        if "t" not in self._cache:
+            self._cache["t"] = Transposed(*transpose(self.indptr, self.indices, self.num_src))
+        kept: Transposed = self._cache["t"]
+        return kept
+
+    def to(self, device: torch.device | str) -> Block:
+        """This block on another device."""
+        moved: dict[str, Any] = {
+            name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
+        return replace(self, **moved, _cache={})

@@ -1,0 +1,29 @@
+"""Kernels: one op per file, each with checks, a gradient, and the choice between native C++ and plain torch."""
+
+from polyhop.kernels.attention import attention
+from polyhop.kernels.dropout import dropout, dropout_values
+from polyhop.kernels.gather import gather_rows
+from polyhop.kernels.keys import Key, Purpose, fold
+from polyhop.kernels.random import random_u32
+from polyhop.kernels.sample import Sampled, SampledLayer, Sampler
+from polyhop.kernels.scatter import scatter_add_rows
+from polyhop.kernels.spmm import aggregate, spmm
+from polyhop.kernels.transpose import transpose
+
+__all__ = [
+    "Key",
+    "Purpose",
+    "Sampled",
+    "SampledLayer",
+    "Sampler",
+    "aggregate",
+    "attention",
+    "dropout",
+    "dropout_values",
+    "fold",
+    "gather_rows",
+    "random_u32",
+    "scatter_add_rows",
+    "spmm",
+    "transpose",
+]

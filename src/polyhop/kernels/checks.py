@@ -1,0 +1,77 @@
+"""What every kernel's front checks before memory is touched, worded once.
+
+Shapes and dtypes are always checked; ids are checked one by one with ``POLYHOP_DEBUG=1`` only, because that costs a pass.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch import Tensor
+
+from polyhop.errors import InputError, KernelError
+
+__all__ = ["bounds", "csr", "is_debug", "require", "same_device", "vector"]
+
+
+def is_debug() -> bool:
+    """Whether ids are checked one by one: POLYHOP_DEBUG=1."""
+    return os.environ.get("POLYHOP_DEBUG", "0") not in ("", "0")
+
+
+def require(ok: bool, message: str) -> None:
+    """InputError with the message unless ok."""
+    if not ok:
+        raise InputError(message)
+
+
+def bounds(op: str, name: str, ids: Tensor, limit: int) -> None:
+    """KernelError naming the first position of ids that is outside 0 .. limit-1."""
+    bad = (ids < 0) | (ids >= limit)
+    if bool(bad.any()):
+        at = int(bad.reshape(-1).nonzero()[0])
+        value = int(ids.reshape(-1)[at])
+        raise KernelError(f"{op}: {name}[{at}] = {value}, outside 0 .. {limit - 1}")
+
+
+def csr(op: str, indptr: Tensor, indices: Tensor, num_src: int) -> None:
+    """indptr int64 [D + 1] and indices int32 or int64 [E], E = indptr[-1]; in debug mode also their contents."""
+    require(
+        indptr.dim() == 1 and indptr.numel() >= 1 and indptr.dtype == torch.int64,
+        f"{op}: indptr must be int64 [D + 1], got {indptr.dtype} {list(indptr.shape)}",
+    )
+    require(
+        indices.dim() == 1 and indices.dtype in (torch.int32, torch.int64),
+        f"{op}: indices must be int32 or int64 [E], got {indices.dtype} {list(indices.shape)}",
+    )
+    require(num_src >= 0, f"{op}: num_src must be at least 0, got {num_src}")
+    if indptr.device.type == "cpu":  # reading one number from a GPU would wait for it
+        first, last = int(indptr[0]), int(indptr[-1])
+        require(
+            first == 0 and last == indices.numel(),
+            f"{op}: indptr must run from 0 to the {indices.numel()} indices, got {first} .. {last}",
+        )
+    if is_debug():
+        falls = (indptr[1:] < indptr[:-1]).nonzero()
+        if falls.numel():
+            at = int(falls[0]) + 1
+            raise KernelError(f"{op}: indptr[{at}] = {int(indptr[at])} is below indptr[{at - 1}] = {int(indptr[at - 1])}")
+        bounds(op, "indices", indices, num_src)
+
+
+def vector(op: str, name: str, tensor: Tensor | None, length: int) -> None:
+    """A vector of the given length, or None."""
+    require(
+        tensor is None or (tensor.dim() == 1 and tensor.numel() == length),
+        f"{op}: {name} must have shape [{length}], got {None if tensor is None else list(tensor.shape)}",
+    )
+
+
+def same_device(op: str, **tensors: Tensor | None) -> None:
+    """All given tensors on one device."""
+    places = {name: str(t.device) for name, t in tensors.items() if t is not None}
+    require(
+        len(set(places.values())) <= 1,
+        f"{op}: all tensors must be on one device, got " + ", ".join(f"{n} on {d}" for n, d in places.items()),
+    )

@@ -1,0 +1,120 @@
+"""Keyed dropout: which units are dropped is a function of (key, node id, column), so no mask is ever stored.
+
+Legend: n rows, F columns, nnz stored values of sparse rows. The unit (row r, column c) is kept iff the 16-bit lane c % 8 of
+philox(key, ids[r], c // 8) is at least round(p * 65536); kept values grow by the inverse of the kept share.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from polyhop.kernels import checks, native, reference
+
+__all__ = ["dropout", "dropout_values"]
+
+
+def dropout(
+    h: Tensor, ids: Tensor | None, p: float, key: int, *, id_start: int = 0, relu: bool = False
+) -> Tensor:
+    """h [n, F] with units dropped with probability p; ids int64 [n] (None = id_start .. id_start + n - 1).
+
+    ``relu=True`` takes max(h, 0) first, in the same pass. p = 0 drops nothing, p = 1 drops everything.
+    """
+    checks.require(
+        h.dim() == 2 and h.is_floating_point(), f"dropout: h must be a float matrix, got {h.dtype} {list(h.shape)}"
+    )
+    checks.require(0 <= p <= 1, f"dropout: p must be in 0 .. 1, got {p}")
+    checks.vector("dropout", "ids", ids, h.shape[0])
+    checks.require(ids is None or ids.dtype == torch.int64, "dropout: ids must be int64")
+    checks.same_device("dropout", h=h, ids=ids)
+    if p <= 0 and not relu:
+        return h
+    if p <= 0 or p >= 1 or not native.serves(h, ids, op="ph_dropout"):
+        if ids is None:
+            ids = torch.arange(id_start, id_start + h.shape[0], device=h.device)
+        return reference.dropout(h, ids, p, key, relu)
+    result: Tensor = _Dropout.apply(h.contiguous(), None if ids is None else ids.contiguous(), p, key, id_start, relu)
+    return result
+
+
+def _run(h: Tensor, ids: Tensor | None, p: float, key: int, id_start: int, relu: bool) -> Tensor:
+    out = torch.empty_like(h)
+    native.call(
+        "ph_dropout", h, native.float_code(h), h.shape[0], h.shape[1], ids, id_start, key, reference.threshold(p),
+        int(relu), out, native.num_threads(),
+    )  # fmt: skip
+    return out
+
+
+class _Dropout(torch.autograd.Function):
+    """Backward draws the mask again, or reads it off the output's sign after a relu."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, h: Tensor, ids: Tensor | None, p: float, key: int, id_start: int, relu: bool
+    ) -> Tensor:
+        out = _run(h, ids, p, key, id_start, relu)
+        ctx.given = (ids, p, key, id_start, relu)
+        if relu:
+            ctx.save_for_backward(out)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        ids, p, key, id_start, relu = ctx.given
+        grad = grad.contiguous()
+        if not relu:
+            return _run(grad, ids, p, key, id_start, False), None, None, None, None, None
+        (out,) = ctx.saved_tensors
+        result = torch.empty_like(grad)
+        native.call(
+            "ph_dropout_relu_backward", grad, out, native.float_code(out), out.numel(), reference.threshold(p), result,
+            native.num_threads(),
+        )  # fmt: skip
+        return result, None, None, None, None, None
+
+
+def dropout_values(
+    values: Tensor, indptr: Tensor, columns: Tensor, ids: Tensor | None, p: float, key: int
+) -> Tensor:
+    """The stored values [nnz] of sparse rows (indptr int64 [n + 1], columns [nnz]) dropped as ``dropout`` drops dense rows."""
+    checks.csr("dropout_values", indptr, columns, 1 << 62)
+    checks.vector("dropout_values", "values", values, columns.numel())
+    checks.vector("dropout_values", "ids", ids, indptr.numel() - 1)
+    checks.require(0 <= p <= 1, f"dropout_values: p must be in 0 .. 1, got {p}")
+    checks.same_device("dropout_values", values=values, indptr=indptr, columns=columns, ids=ids)
+    if p <= 0:
+        return values
+    if p >= 1 or not native.serves(values, columns, ids, op="ph_dropout_values"):
+        rows = torch.arange(indptr.numel() - 1, device=values.device) if ids is None else ids
+        return reference.dropout_values(values, torch.repeat_interleave(rows, indptr.diff()), columns, p, key)
+    edges = (indptr.contiguous(), columns.contiguous(), None if ids is None else ids.contiguous())
+    result: Tensor = _DropoutValues.apply(values.contiguous(), edges, p, key)
+    return result
+
+
+class _DropoutValues(torch.autograd.Function):
+    """Linear in the values: backward is the same mask again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, values: Tensor, edges: tuple[Tensor, Tensor, Tensor | None], p: float, key: int
+    ) -> Tensor:
+        ctx.given = (edges, p, key)
+        indptr, columns, ids = edges
+        out = torch.empty_like(values)
+        native.call(
+            "ph_dropout_values", values, native.float_code(values), indptr, columns, native.id_code(columns),
+            indptr.numel() - 1, ids, key, reference.threshold(p), out, native.num_threads(),
+        )  # fmt: skip
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return _DropoutValues.apply(grad.contiguous(), *ctx.given), None, None, None

@@ -1,0 +1,106 @@
+"""Row gather: the feature rows of a mini-batch, from memory or from a memory-mapped file.
+
+Legend: N stored rows, n wanted rows, F columns.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from polyhop.errors import InputError
+from polyhop.kernels import checks, native, reference
+
+__all__ = ["gather_rows"]
+
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int8, torch.uint8)
+
+
+def gather_rows(values: Tensor, ids: Tensor, *, scale: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    """[n, F]: rows ``ids`` (int64 [n]) of values [N, F]; bfloat16, int8 and uint8 become float32.
+
+    ``scale`` [F] multiplies each column. ``out`` receives the result if given (not differentiable then). An id outside
+    0 .. N-1 is an InputError naming its position.
+    """
+    dtype = _check(values, ids, scale, out)
+    if not native.serves(values, ids, scale, out, dtypes=_DTYPES, op="ph_gather_rows"):
+        _check_ids(ids, values.shape[0])
+        rows = reference.gather_rows(values, ids, scale)
+        return rows if out is None else out.copy_(rows)
+    factor = None if scale is None else scale.detach().to(dtype).contiguous()
+    if out is not None:
+        _run(values.detach().contiguous(), ids.contiguous(), factor, out)
+        return out
+    if scale is not None and scale.requires_grad and torch.is_grad_enabled():
+        _check_ids(ids, values.shape[0])
+        return reference.gather_rows(values, ids, scale)
+    result: Tensor = _Gather.apply(values.contiguous(), ids.contiguous(), factor, dtype)
+    return result
+
+
+def _check(values: Tensor, ids: Tensor, scale: Tensor | None, out: Tensor | None) -> torch.dtype:
+    """The dtype of the result, or InputError."""
+    checks.require(values.dim() == 2, f"gather_rows: values must be [N, F], got {list(values.shape)}")
+    checks.require(
+        values.dtype in _DTYPES, f"gather_rows: values must be one of {_names(_DTYPES)}, got {values.dtype}"
+    )
+    checks.require(
+        ids.dim() == 1 and ids.dtype == torch.int64,
+        f"gather_rows: ids must be int64 [n], got {ids.dtype} {list(ids.shape)}",
+    )
+    checks.vector("gather_rows", "scale", scale, values.shape[1])
+    dtype = torch.float64 if values.dtype == torch.float64 else torch.float32
+    if out is not None:
+        wanted = [ids.numel(), values.shape[1]]
+        checks.require(
+            list(out.shape) == wanted and out.dtype == dtype and out.is_contiguous(),
+            f"gather_rows: out must be contiguous {dtype} {wanted}, got {out.dtype} {list(out.shape)}",
+        )
+    checks.same_device("gather_rows", values=values, ids=ids, scale=scale, out=out)
+    return dtype
+
+
+def _names(dtypes: tuple[torch.dtype, ...]) -> str:
+    return ", ".join(str(d).removeprefix("torch.") for d in dtypes)
+
+
+def _check_ids(ids: Tensor, limit: int) -> None:
+    bad = (ids < 0) | (ids >= limit)
+    if bool(bad.any()):
+        raise _bad_id(ids, int(bad.nonzero()[0]), limit)
+
+
+def _bad_id(ids: Tensor, at: int, limit: int) -> InputError:
+    return InputError(f"gather_rows: ids[{at}] = {int(ids[at])}, outside the {limit} stored rows (0 .. {limit - 1})")
+
+
+def _run(values: Tensor, ids: Tensor, scale: Tensor | None, out: Tensor) -> None:
+    bad = native.call(
+        "ph_gather_rows", values, native.float_code(values), values.shape[0], values.shape[1], ids, ids.numel(), scale,
+        out, native.num_threads(),
+    )  # fmt: skip
+    if bad >= 0:
+        raise _bad_id(ids, bad, values.shape[0])
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, ids: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+        ctx.ids, ctx.scale, ctx.rows, ctx.dtype = ids, scale, values.shape[0], values.dtype
+        out = torch.empty(ids.numel(), values.shape[1], dtype=dtype)
+        _run(values, ids, scale, out)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        grad = (grad if ctx.scale is None else grad * ctx.scale).contiguous()
+        out = torch.zeros(ctx.rows, grad.shape[1], dtype=grad.dtype)
+        native.call(
+            "ph_scatter_add_rows", out, native.float_code(out), ctx.rows, ctx.ids, ctx.ids.numel(), grad,
+            grad.shape[1], native.num_threads(),
+        )  # fmt: skip
+        return out.to(ctx.dtype), None, None, None

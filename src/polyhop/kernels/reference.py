@@ -1,0 +1,197 @@
+"""Every kernel in plain torch: fallback, oracle and baseline at once. Runs on any device; torch differentiates it.
+
+Legend: D destinations, S sources, E edges, P pool rows, F columns, H heads, C channels per head. Sums are taken in float32
+for bfloat16 and float16 rows, in the rows' own dtype otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyhop.kernels.keys import fold
+
+__all__ = [
+    "attention",
+    "dropout",
+    "dropout_values",
+    "gather_rows",
+    "keep_lanes",
+    "philox",
+    "random_u32",
+    "scatter_add_rows",
+    "spmm",
+    "sum_dtype",
+    "threshold",
+    "transpose",
+]
+
+_LOW = 0xFFFFFFFF
+_M0, _M1 = 0xD2511F53, 0xCD9E8D57
+_W0, _W1 = 0x9E3779B9, 0xBB67AE85
+
+
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which rows of the given dtype are summed."""
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+
+
+def _destinations(indptr: Tensor) -> Tensor:
+    """int64 [E]: destination of each edge."""
+    counts = indptr[1:] - indptr[:-1]
+    return torch.repeat_interleave(torch.arange(counts.numel(), device=indptr.device), counts)
+
+
+def transpose(indptr: Tensor, indices: Tensor, num_src: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Edges grouped by source: (indptr int64 [S + 1], destinations [E], edge positions [E]), stable."""
+    order = torch.sort(indices, stable=True).indices
+    t_indptr = torch.zeros(num_src + 1, dtype=torch.int64, device=indices.device)
+    torch.cumsum(torch.bincount(indices, minlength=num_src), 0, out=t_indptr[1:])
+    return t_indptr, _destinations(indptr)[order].to(indices.dtype), order.to(indices.dtype)
+
+
+def spmm(
+    indptr: Tensor,
+    indices: Tensor,
+    h: Tensor,
+    *,
+    dst_start: int = 0,
+    rows: Tensor | None = None,
+    edge_weight: Tensor | None = None,
+    src_scale: Tensor | None = None,
+    dst_scale: Tensor | None = None,
+    self_scale: Tensor | None = None,
+) -> Tensor:
+    """[D, F]: dst_scale[i] * sum_e edge_weight[e] src_scale[j] h[row(j)] + self_scale[i] h[row(dst_start + i)]."""
+    dtype, num_dst = sum_dtype(h.dtype), indptr.numel() - 1
+    sources = indices.long()
+    message = h.index_select(0, sources if rows is None else rows[sources]).to(dtype)
+    if edge_weight is not None or src_scale is not None:
+        factor = torch.ones((), dtype=dtype, device=h.device)
+        if edge_weight is not None:
+            factor = factor * edge_weight.to(dtype)
+        if src_scale is not None:
+            factor = factor * src_scale.to(dtype)[sources]
+        message = message * factor[:, None]
+    out = torch.zeros(num_dst, h.shape[1], dtype=dtype, device=h.device)
+    out = out.index_add(0, _destinations(indptr), message)
+    if dst_scale is not None:
+        out = out * dst_scale.to(dtype)[:, None]
+    if self_scale is not None:
+        own = slice(dst_start, dst_start + num_dst)
+        mine = h[own] if rows is None else h[rows[own]]
+        out = out + mine.to(dtype) * self_scale.to(dtype)[:, None]
+    return out.to(h.dtype)
+
+
+def attention(
+    block: Any,
+    x: Tensor,
+    a_src: Tensor,
+    a_dst: Tensor,
+    *,
+    negative_slope: float = 0.2,
+    self_loop: bool = False,
+    dropout_p: float = 0.0,
+    dropout_key: int = 0,
+) -> Tensor:
+    """[D, H, C]: softmax over each destination's in-edges of leaky_relu(a_src[j] + a_dst[i]), times x[j]."""
+    dtype, (_, heads, channels), num_dst = sum_dtype(x.dtype), x.shape, block.num_dst
+    src, dst = block.indices.long(), _destinations(block.indptr)
+    if self_loop:
+        is_edge = src != dst + block.dst_start
+        own = torch.arange(num_dst, device=x.device)
+        src, dst = torch.cat([src[is_edge], own + block.dst_start]), torch.cat([dst[is_edge], own])
+    score = a_src.to(dtype)[src] + a_dst.to(dtype)[dst]
+    score = torch.nn.functional.leaky_relu(score, negative_slope)
+    at = dst[:, None].expand(-1, heads)
+    top = torch.full((num_dst, heads), -torch.inf, dtype=dtype, device=x.device)
+    top = top.scatter_reduce(0, at, score.detach(), "amax")
+    power = torch.exp(score - top[dst])
+    total = torch.zeros(num_dst, heads, dtype=dtype, device=x.device).index_add(0, dst, power)
+    alpha = power / total[dst]
+    if dropout_p > 0:
+        alpha = alpha * _attention_mask(block, src, dst, heads, dropout_p, dropout_key).to(dtype)
+    out = torch.zeros(num_dst, heads, channels, dtype=dtype, device=x.device)
+    return out.index_add(0, dst, alpha[:, :, None] * x[src].to(dtype)).to(x.dtype)
+
+
+def _attention_mask(block: Any, src: Tensor, dst: Tensor, heads: int, p: float, key: int) -> Tensor:
+    """float64 [E, H]: 0 or 1 / (1 - p), keyed by destination, source and head."""
+    src_ids = src if block.src_ids is None else block.src_ids[src]
+    dst_ids = block.dst_ids()[dst]
+    lanes = [_lanes(philox(fold(key, group), dst_ids, src_ids)) for group in range((heads + 7) // 8)]
+    return keep_lanes(torch.cat(lanes, 1)[:, :heads], p)
+
+
+def gather_rows(values: Tensor, ids: Tensor, scale: Tensor | None = None) -> Tensor:
+    """[n, F]: values[ids], small types as float32, times scale per column."""
+    out = values.index_select(0, ids)
+    if values.dtype in (torch.bfloat16, torch.float16, torch.int8, torch.uint8):
+        out = out.to(torch.float32)
+    return out if scale is None else out * scale.to(out.dtype)
+
+
+def scatter_add_rows(out: Tensor, ids: Tensor, rows: Tensor) -> Tensor:
+    """out[ids[k]] += rows[k], in place and in order of k."""
+    return out.index_add_(0, ids, rows.to(out.dtype))
+
+
+def philox(key: int, ids: Tensor, other: Tensor | int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Philox4x32-10 of counter (id, other): four 32-bit words, each int64 [n]."""
+    other_n = torch.as_tensor(other, dtype=torch.int64, device=ids.device).expand_as(ids)
+    c0, c1, c2, c3 = ids & _LOW, (ids >> 32) & _LOW, other_n & _LOW, (other_n >> 32) & _LOW
+    k0, k1 = key & _LOW, (key >> 32) & _LOW
+    for _ in range(10):
+        p0, p1 = c0 * _M0, c2 * _M1  # products wrap in int64; both halves are taken as bits
+        c0, c1, c2, c3 = ((p1 >> 32) & _LOW) ^ c1 ^ k0, p1 & _LOW, ((p0 >> 32) & _LOW) ^ c3 ^ k1, p0 & _LOW
+        k0, k1 = (k0 + _W0) & _LOW, (k1 + _W1) & _LOW
+    return c0, c1, c2, c3
+
+
+def random_u32(key: int, ids: Tensor, other: int = 0) -> Tensor:
+    """int64 [n, 4]: the four 32-bit words of each id."""
+    return torch.stack(philox(key, ids, other), 1)
+
+
+def _lanes(words: tuple[Tensor, Tensor, Tensor, Tensor]) -> Tensor:
+    """int64 [n, 8]: the 16-bit lanes of four words, low half first."""
+    return torch.stack([half for w in words for half in (w & 0xFFFF, w >> 16)], -1)
+
+
+def threshold(p: float) -> int:
+    """A 16-bit lane below this is dropped."""
+    return min(max(round(p * 65536), 1), 65535)
+
+
+def keep_lanes(lanes: Tensor, p: float) -> Tensor:
+    """float64: 0 where the lane is dropped, else the factor that keeps the mean."""
+    if p >= 1:
+        return torch.zeros(lanes.shape, dtype=torch.float64, device=lanes.device)
+    limit = threshold(p)
+    return (lanes >= limit).to(torch.float64) * (65536 / (65536 - limit))
+
+
+def dropout(h: Tensor, ids: Tensor, p: float, key: int, relu: bool = False) -> Tensor:
+    """h [n, F] with units dropped by (key, ids[r], column); relu first if asked."""
+    if relu:
+        h = torch.relu(h)
+    if p <= 0:
+        return h
+    blocks = torch.arange((h.shape[1] + 7) // 8, device=h.device)
+    lanes = _lanes(philox(key, ids[:, None].expand(-1, blocks.numel()), blocks))
+    dtype = sum_dtype(h.dtype)
+    mask = keep_lanes(lanes.flatten(1)[:, : h.shape[1]], p).to(dtype)
+    return torch.where(mask > 0, h.to(dtype) * mask, torch.zeros((), dtype=dtype, device=h.device)).to(h.dtype)
+
+
+def dropout_values(values: Tensor, ids: Tensor, columns: Tensor, p: float, key: int) -> Tensor:
+    """values [nnz] dropped as ``dropout`` would drop (row id ids[k], column columns[k])."""
+    if p <= 0:
+        return values
+    column = columns.long()
+    lanes = _lanes(philox(key, ids, column >> 3)).gather(1, (column & 7)[:, None])[:, 0]
+    dtype = sum_dtype(values.dtype)
+    return (values.to(dtype) * keep_lanes(lanes, p).to(dtype)).to(values.dtype)

@@ -1,0 +1,268 @@
+"""Neighbour sampling of a whole mini-batch: which in-edges each layer keeps, and the rows of its nodes.
+
+The draw of a node is a pure function of (key of the hop, node, its in-edge list, fan-out), so batches do not depend on
+threads, order or process. Uniform draws follow Floyd's algorithm over the node's Philox words; LABOR-0 gives every source
+one number per hop and keeps the smallest. ``csrc/ops/sample.cpp`` and the torch reference here give the same bits.
+
+Legend: N nodes, E edges, D destinations, S sources, L layers.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import index
+from typing import SupportsIndex
+
+import torch
+from torch import Tensor
+
+from polyhop.errors import ConfigError, InputError, KernelError, unknown
+from polyhop.kernels import checks, native, reference
+
+__all__ = ["METHODS", "Sampled", "SampledLayer", "Sampler", "check_fanouts", "sample_reference"]
+
+METHODS = ("uniform", "labor")
+_TABLES = ("auto", "dense", "hash")
+_NARROW = 65536  # largest degree served by 32-bit draws
+_SEED_RANGE, _SEED_TWICE, _MEMORY, _TOO_MANY, _BAD_ROW, _BAD_SOURCE = -1, -2, -3, -4, -5, -6
+
+
+@dataclass(frozen=True, eq=False)
+class SampledLayer:
+    """Drawn in-edges of D destinations, which are the first D of its sources."""
+
+    indptr: Tensor  # int64 [D + 1]
+    indices: Tensor  # int32 [E]: row of each source
+    edge: Tensor | None  # int64 [E]: position of each edge in the graph
+    num_src: int
+
+
+@dataclass(frozen=True, eq=False)
+class Sampled:
+    """One mini-batch. The sources of a layer are the first ``num_src`` nodes, and the destinations of the next."""
+
+    src_ids: Tensor  # int64 [S]: seeds first, then nodes by first appearance
+    in_degree: Tensor  # int32 [S]: in-edges in the graph
+    layers: tuple[SampledLayer, ...]  # from the seeds outward
+
+
+class Sampler:
+    """Draws mini-batches from one graph; owns the native tables and buffers, so it serves one thread at a time.
+
+    indptr int64 [N + 1], indices int32 or int64 [E]: in-edges in CSC. ``keep_edges`` also returns edge positions. ``table``
+    is how nodes get their rows: ``dense`` (4 bytes per node of the graph), ``hash`` (memory follows the batch), ``auto``.
+    """
+
+    def __init__(
+        self, indptr: Tensor, indices: Tensor, *, keep_edges: bool = False, table: str = "auto"
+    ) -> None:
+        checks.csr("sample", indptr, indices, indptr.numel() - 1)
+        if table not in _TABLES:
+            raise ConfigError(unknown("sampler table", table, _TABLES))
+        self._indptr, self._indices = indptr.contiguous(), indices.contiguous()
+        self._keep_edges, self._table = keep_edges, table
+        self._handle = 0
+
+    def sample(
+        self, seeds: Tensor, fanouts: Sequence[int], keys: Sequence[int], *, method: str = "uniform"
+    ) -> Sampled:
+        """The layers that reach distinct ``seeds`` (int64 [B]).
+
+        One fan-out (-1 = all) and one 64-bit key per hop, from the seeds outward.
+        """
+        fanouts = check_fanouts(fanouts)
+        checks.require(
+            len(keys) == len(fanouts), f"sample: {len(fanouts)} fan-outs need as many keys, got {len(keys)}"
+        )
+        checks.require(
+            seeds.dim() == 1 and seeds.dtype == torch.int64,
+            f"sample: seeds must be int64 [B], got {seeds.dtype} {list(seeds.shape)}",
+        )
+        if method not in METHODS:
+            raise ConfigError(unknown("sampling method", method, METHODS))
+        if not native.serves(self._indptr, self._indices, seeds, op="ph_sample"):
+            keep = self._keep_edges
+            return sample_reference(
+                self._indptr, self._indices, seeds, fanouts, keys, method=method, keep_edges=keep
+            )
+        return self._sample_native(seeds.contiguous(), fanouts, keys, METHODS.index(method))
+
+    def _sample_native(
+        self, seeds: Tensor, fanouts: Sequence[int], keys: Sequence[int], method: int
+    ) -> Sampled:
+        hops = len(fanouts)
+        given = torch.tensor(fanouts, dtype=torch.int64)
+        signed = torch.tensor([key - (key >> 63 << 64) for key in keys], dtype=torch.int64)
+        sizes = torch.zeros(2 * hops, dtype=torch.int64)
+        status = native.call(
+            "ph_sample", self._native(), self._indptr, self._indices, native.id_code(self._indices), seeds, seeds.numel(),
+            given, signed, hops, method, int(checks.is_debug()), sizes,
+        )  # fmt: skip
+        if status < 0:
+            raise self._failure(status, int(sizes[0]), seeds)
+        return self._copy(seeds.numel(), sizes.tolist())
+
+    def _native(self) -> int:
+        """The native sampler, made at the first call and freed with this object."""
+        if not self._handle:
+            nodes, edges = self._indptr.numel() - 1, self._indices.numel()
+            self._handle = native.call(
+                "ph_sampler_new", nodes, edges, _TABLES.index(self._table), int(self._keep_edges)
+            )
+            if not self._handle:
+                raise KernelError("sample: no memory for a sampler")
+            weakref.finalize(self, native.call, "ph_sampler_free", self._handle)
+        return self._handle
+
+    def _copy(self, num_dst: int, sizes: list[int]) -> Sampled:
+        layers = []
+        for hop, (edges, num_src) in enumerate(zip(sizes[::2], sizes[1::2], strict=True)):
+            indptr = torch.empty(num_dst + 1, dtype=torch.int64)
+            indices = torch.empty(edges, dtype=torch.int32)
+            edge = torch.empty(edges, dtype=torch.int64) if self._keep_edges else None
+            native.call("ph_sample_copy", self._handle, hop, indptr, indices, edge)
+            layers.append(SampledLayer(indptr, indices, edge, num_src))
+            num_dst = num_src
+        src_ids, in_degree = torch.empty(num_dst, dtype=torch.int64), torch.empty(num_dst, dtype=torch.int32)
+        native.call("ph_sample_ids", self._handle, self._indptr, src_ids, in_degree)
+        return Sampled(src_ids, in_degree, tuple(layers))
+
+    def _failure(self, status: int, where: int, seeds: Tensor) -> Exception:
+        nodes = self._indptr.numel() - 1
+        if status == _SEED_RANGE:
+            return _outside(seeds, where, nodes)
+        if status == _SEED_TWICE:
+            return _twice(seeds, where)
+        if status == _BAD_ROW:
+            return KernelError(f"sample: indptr[{where}] .. indptr[{where + 1}] is not a range of the edges")
+        if status == _BAD_SOURCE:
+            return KernelError(
+                f"sample: indices[{where}] = {int(self._indices[where])}, outside 0 .. {nodes - 1}"
+            )
+        if status == _TOO_MANY:
+            return InputError(
+                "sample: this mini-batch reaches more than 2^31 nodes; use fewer seeds or smaller fan-outs"
+            )
+        return KernelError(
+            f"sample: out of memory for a mini-batch of {seeds.numel()} seeds; use fewer or smaller fan-outs"
+        )
+
+
+def check_fanouts(fanouts: Sequence[int]) -> tuple[int, ...]:
+    """The fan-outs; ConfigError unless there is at least one and each is a whole number >= 1, or -1 for all."""
+    if len(fanouts) == 0:
+        raise ConfigError(
+            "num_neighbors is empty: give one fan-out per layer, from the seeds outward, e.g. [15, 10, 5]"
+        )
+    for at, fanout in enumerate(fanouts):
+        if not isinstance(fanout, SupportsIndex) or (fanout < 1 and fanout != -1):
+            raise ConfigError(
+                f"num_neighbors[{at}] = {fanout!r}: expected a whole number of at least 1, or -1 for all"
+            )
+    return tuple(index(fanout) for fanout in fanouts)
+
+
+def _outside(seeds: Tensor, at: int, nodes: int) -> InputError:
+    return InputError(
+        f"seeds[{at}] = {int(seeds[at])}: this graph has {nodes} nodes, expected ids in 0 .. {nodes - 1}"
+    )
+
+
+def _twice(seeds: Tensor, at: int) -> InputError:
+    return InputError(
+        f"seeds[{at}] = {int(seeds[at])} appears before: seeds of one mini-batch must be distinct"
+    )
+
+
+def sample_reference(
+    indptr: Tensor,
+    indices: Tensor,
+    seeds: Tensor,
+    fanouts: Sequence[int],
+    keys: Sequence[int],
+    *,
+    method: str = "uniform",
+    keep_edges: bool = False,
+) -> Sampled:
+    """The same mini-batch in plain torch, on any device."""
+    _check_seeds(seeds, indptr.numel() - 1)
+    ids, layers = seeds, []
+    for fanout, key in zip(fanouts, keys, strict=True):
+        begin = indptr[ids]
+        degree = indptr[ids + 1] - begin
+        taken = degree if fanout < 0 else degree.clamp(max=fanout)
+        ends = torch.zeros(ids.numel() + 1, dtype=torch.int64, device=ids.device)
+        torch.cumsum(taken, 0, out=ends[1:])
+        edge = _spread(begin, ends)
+        some = (degree > taken).nonzero()[:, 0]  # the rest takes all its in-edges
+        if some.numel():
+            draw = _labor if method == "labor" else _floyd
+            picks = draw(key, indices, ids[some], begin[some], degree[some], fanout)
+            at = ends[some, None] + torch.arange(fanout, device=ids.device)
+            edge[at] = begin[some, None] + picks
+        ids, local = _relabel(ids, indices[edge].long())
+        layers.append(SampledLayer(ends, local, edge if keep_edges else None, ids.numel()))
+    return Sampled(ids, (indptr[ids + 1] - indptr[ids]).to(torch.int32), tuple(layers))
+
+
+def _check_seeds(seeds: Tensor, nodes: int) -> None:
+    bad = ((seeds < 0) | (seeds >= nodes)).nonzero()
+    if bad.numel():
+        raise _outside(seeds, int(bad[0]), nodes)
+    order = torch.sort(seeds, stable=True).indices
+    again = order[1:][seeds[order[1:]] == seeds[order[:-1]]]
+    if again.numel():
+        raise _twice(seeds, int(again.min()))
+
+
+def _spread(begin: Tensor, ends: Tensor) -> Tensor:
+    """int64 [ends[-1]]: begin[i], begin[i] + 1, ... for the ends[i + 1] - ends[i] entries of each row i."""
+    shift = torch.repeat_interleave(begin - ends[:-1], ends[1:] - ends[:-1])
+    return shift + torch.arange(shift.numel(), device=ends.device)
+
+
+def _floyd(key: int, indices: Tensor, ids: Tensor, begin: Tensor, degree: Tensor, fanout: int) -> Tensor:
+    """int64 [n, fanout]: ascending positions in the in-edge lists of ids (int64 [n]), each degree above the fan-out."""
+    wide = degree > _NARROW
+    picks = torch.empty(ids.numel(), fanout, dtype=torch.int64, device=ids.device)
+    words = pairs = reference.philox(key, ids)
+    for i in range(fanout):
+        last = degree - fanout + i
+        if i and i % 2 == 0:
+            pairs = reference.philox(key, ids, i // 2)
+        if i and i % 4 == 0:
+            words = reference.philox(key, ids, i // 4)
+        low, high = pairs[i % 2 * 2], pairs[i % 2 * 2 + 1]
+        t_wide = (
+            high * (last + 1) + (low * (last + 1) >> 32)
+        ) >> 32  # top half of 128 bits; degrees are below 2^31
+        t = torch.where(wide, t_wide, words[i % 4] * (last + 1) >> 32)
+        is_taken = (picks[:, :i] == t[:, None]).any(1)
+        picks[:, i] = torch.where(is_taken, last, t)
+    return picks.sort(1).values
+
+
+def _labor(key: int, indices: Tensor, ids: Tensor, begin: Tensor, degree: Tensor, fanout: int) -> Tensor:
+    """int64 [n, fanout]: ascending positions of the sources with the smallest numbers; the earlier position wins a tie."""
+    ends = torch.zeros(ids.numel() + 1, dtype=torch.int64, device=ids.device)
+    torch.cumsum(degree, 0, out=ends[1:])
+    number = reference.philox(key, indices[_spread(begin, ends)].long())[0]
+    row = torch.repeat_interleave(torch.arange(ids.numel(), device=ids.device), degree)
+    order = torch.sort(number, stable=True).indices
+    order = order[torch.sort(row[order], stable=True).indices]
+    best = order[ends[:-1, None] + torch.arange(fanout, device=ids.device)]
+    return (best - ends[:-1, None]).sort(1).values
+
+
+def _relabel(ids: Tensor, sources: Tensor) -> tuple[Tensor, Tensor]:
+    """All nodes, ids first, then new sources by first appearance; and the int32 row of each source."""
+    everyone = torch.cat([ids, sources])
+    distinct, which = torch.unique(everyone, return_inverse=True)
+    place = torch.arange(everyone.numel(), device=ids.device)
+    first = torch.full_like(distinct, everyone.numel()).scatter_reduce(0, which, place, "amin")
+    order = torch.sort(first).indices
+    row = torch.empty_like(order)
+    row[order] = torch.arange(order.numel(), device=ids.device)
+    return distinct[order], row[which[ids.numel() :]].to(torch.int32)

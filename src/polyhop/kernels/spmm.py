@@ -1,0 +1,171 @@
+"""Sum, mean and weighted aggregation over a Block, with the gradient by gathering along the transposed edges.
+
+Legend: D destinations, S sources, E edges, P pool rows, F columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from polyhop.kernels import checks, native, reference
+
+__all__ = ["aggregate", "spmm"]
+
+_OP = "ph_spmm"
+
+
+def aggregate(
+    block: Any,
+    h: Tensor,
+    *,
+    edge_weight: Tensor | None = None,
+    src_scale: Tensor | None = None,
+    dst_scale: Tensor | None = None,
+    self_scale: Tensor | None = None,
+) -> Tensor:
+    """``spmm`` over a Block: h [S, F], or the pool [P, F] when ``block.rows`` is set, gives [D, F]."""
+    return spmm(
+        block.indptr,
+        block.indices,
+        h,
+        num_src=block.num_src,
+        dst_start=block.dst_start,
+        rows=block.rows,
+        edge_weight=edge_weight,
+        src_scale=src_scale,
+        dst_scale=dst_scale,
+        self_scale=self_scale,
+        transposed=block.transposed,
+    )
+
+
+def spmm(
+    indptr: Tensor,
+    indices: Tensor,
+    h: Tensor,
+    *,
+    num_src: int,
+    dst_start: int = 0,
+    rows: Tensor | None = None,
+    edge_weight: Tensor | None = None,
+    src_scale: Tensor | None = None,
+    dst_scale: Tensor | None = None,
+    self_scale: Tensor | None = None,
+    transposed: Callable[[], Any] | None = None,
+) -> Tensor:
+    """[D, F] in h's dtype: dst_scale[i] * sum_e edge_weight[e] src_scale[j] h[row(j)] + self_scale[i] h[row(dst_start+i)].
+
+    Each factor is optional and then 1; without ``self_scale`` there is no self term. ``row(s)`` is ``rows[s]`` (int64 [S], into
+    a pool h [P, F]) or s (h [S, F]). ``transposed`` returns the transposed edges (indptr, indices, edge), asked for in the
+    backward pass only. Native gradients reach h; factors that require a gradient are served by the reference.
+    """
+    num_dst = indptr.numel() - 1
+    _check(indptr, indices, h, num_src, num_dst, dst_start, rows, edge_weight, src_scale, dst_scale, self_scale)
+    factors = {
+        "edge_weight": edge_weight, "src_scale": src_scale, "dst_scale": dst_scale, "self_scale": self_scale,
+    }  # fmt: skip
+    learned = torch.is_grad_enabled() and any(f is not None and f.requires_grad for f in factors.values())
+    if learned or not native.serves(indptr, indices, h, rows, *factors.values(), op=_OP):
+        return reference.spmm(indptr, indices, h, dst_start=dst_start, rows=rows, **factors)
+    dtype = reference.sum_dtype(h.dtype)
+    weights = [None if f is None else f.detach().to(dtype).contiguous() for f in factors.values()]
+    transposed = transposed or (lambda: reference.transpose(indptr, indices, num_src))
+    edges = (indptr.contiguous(), indices.contiguous(), None if rows is None else rows.contiguous())
+    result: Tensor = _Spmm.apply(h.contiguous(), edges, weights, num_src, dst_start, transposed)
+    return result
+
+
+def _check(
+    indptr: Tensor,
+    indices: Tensor,
+    h: Tensor,
+    num_src: int,
+    num_dst: int,
+    dst_start: int,
+    rows: Tensor | None,
+    edge_weight: Tensor | None,
+    src_scale: Tensor | None,
+    dst_scale: Tensor | None,
+    self_scale: Tensor | None,
+) -> None:
+    checks.csr("spmm", indptr, indices, num_src)
+    checks.require(
+        h.dim() == 2 and h.is_floating_point(), f"spmm: h must be a float matrix, got {h.dtype} {list(h.shape)}"
+    )
+    checks.vector("spmm", "rows", rows, num_src)
+    if rows is None:
+        checks.require(h.shape[0] == num_src, f"spmm: h must have num_src = {num_src} rows, got {h.shape[0]}")
+    else:
+        checks.require(rows.dtype == torch.int64, f"spmm: rows must be int64, got {rows.dtype}")
+        if checks.is_debug():
+            checks.bounds("spmm", "rows", rows, h.shape[0])
+    checks.require(
+        self_scale is None or 0 <= dst_start <= num_src - num_dst,
+        f"spmm: destinations {dst_start} .. {dst_start + num_dst} exceed the {num_src} source rows",
+    )
+    checks.vector("spmm", "edge_weight", edge_weight, indices.numel())
+    checks.vector("spmm", "src_scale", src_scale, num_src)
+    checks.vector("spmm", "dst_scale", dst_scale, num_dst)
+    checks.vector("spmm", "self_scale", self_scale, num_dst)
+    checks.same_device(
+        "spmm", indptr=indptr, indices=indices, h=h, rows=rows, edge_weight=edge_weight, src_scale=src_scale,
+        dst_scale=dst_scale, self_scale=self_scale,
+    )  # fmt: skip
+
+
+class _Spmm(torch.autograd.Function):
+    """The native kernel both ways: backward is the same sum over the transposed edges with the scales swapped."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        h: Tensor,
+        edges: tuple[Tensor, Tensor, Tensor | None],
+        weights: list[Tensor | None],
+        num_src: int,
+        dst_start: int,
+        transposed: Callable[[], Any],
+    ) -> Tensor:
+        indptr, indices, rows = edges
+        edge_weight, src_scale, dst_scale, self_scale = weights
+        num_dst = indptr.numel() - 1
+        ctx.edges, ctx.weights, ctx.num_src, ctx.dst_start = edges, weights, num_src, dst_start
+        ctx.transposed, ctx.pool = transposed, h.shape[0]
+        out = torch.empty(num_dst, h.shape[1], dtype=h.dtype)
+        native.call(
+            _OP,
+            indptr, indices, native.id_code(indices), rows, h, native.float_code(h), h.shape[1], num_dst, out,
+            edge_weight, None, src_scale, dst_scale, self_scale, 0, num_dst, dst_start, native.num_threads(),
+        )  # fmt: skip
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        edge_weight, src_scale, dst_scale, self_scale = ctx.weights
+        indptr, _, rows = ctx.edges
+        num_dst, begin, grad = indptr.numel() - 1, ctx.dst_start, grad.contiguous()
+        turned = ctx.transposed()
+        t_indptr, t_indices, t_edge = turned if isinstance(turned, tuple) else (
+            turned.indptr, turned.indices, turned.edge,
+        )  # fmt: skip
+        out = torch.empty(ctx.num_src, grad.shape[1], dtype=grad.dtype)
+        native.call(
+            _OP,
+            t_indptr, t_indices, native.id_code(t_indices), None, grad, native.float_code(grad), grad.shape[1],
+            ctx.num_src, out, edge_weight, None if edge_weight is None else t_edge, dst_scale, src_scale, self_scale,
+            begin, begin + num_dst, -begin, native.num_threads(),
+        )  # fmt: skip
+        if rows is not None:
+            pool = torch.zeros(ctx.pool, grad.shape[1], dtype=grad.dtype)
+            native.call(
+                "ph_scatter_add_rows", pool, native.float_code(pool), ctx.pool, rows, ctx.num_src, out,
+                grad.shape[1], native.num_threads(),
+            )  # fmt: skip
+            out = pool
+        return out, None, None, None, None, None

@@ -1,0 +1,198 @@
+"""Layer: what every convolution here is, so that a strategy can run its pieces apart.
+
+A layer is a function (block, rows of the sources) -> rows of the destinations, made of ``transform`` (dense, per source),
+``edge`` (per edge, attention only), ``aggregate`` (the graph operation) and ``update`` (dense, per destination).
+``forward`` is their composition. The dense map may stand before or after the aggregation; ``map_first`` picks the cheaper
+order from widths and block sizes alone, so that every rank, run and machine picks the same.
+
+Legend: D destinations, S sources, E edges, P pool rows, F columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from polyhop.errors import GraphError, InputError, UnsupportedError
+from polyhop.graph.block import Block
+from polyhop.graph.features import SparseRows
+from polyhop.kernels.keys import Key, Purpose
+from polyhop.nn.rows import Rows, gathered, own_rows
+
+__all__ = ["Layer", "as_block", "cheaper_to_map_first", "draw_key", "refuse_options"]
+
+# One multiply-add of aggregation costs as much as this many of a matrix product (see docs/decisions if it moves).
+EDGE_COST = 12
+
+
+class Layer(nn.Module):
+    """Base of all convolutions. Subclasses give the pieces; all are pure in the block and the tensors they are given."""
+
+    in_channels: int
+    out_channels: int
+    has_pieces: ClassVar[bool] = True  # False for wrapped layers, which have only ``forward``
+    reads_own: bool = False  # update needs the destinations' input rows
+    takes_carried: ClassVar[bool] = False  # update needs rows carried from earlier (GCNII's h0)
+
+    def set_widths(self, in_channels: int, out_channels: int) -> None:
+        """Keep the two widths, or say why they cannot be used."""
+        for name, width in (("in_channels", in_channels), ("out_channels", out_channels)):
+            if type(width) is not int or width < 1:
+                raise UnsupportedError(
+                    f"{type(self).__name__}: {name}={width!r}: expected a whole number of at least 1 "
+                    "(no lazy sizes, no pairs: sources and destinations of a block have the same columns)"
+                )
+        self.in_channels, self.out_channels = in_channels, out_channels
+
+    def map_first(self, block: Block, input_grad: bool) -> bool:
+        """Whether to multiply before aggregating: a function of widths and block sizes only."""
+        return cheaper_to_map_first(block, self.in_channels, self.out_channels, input_grad)
+
+    def transform(self, h: Rows, map_first: bool) -> Tensor:
+        """Source rows [S or P, in_channels] -> messages [S or P, any width]."""
+        raise NotImplementedError
+
+    def edge(self, block: Block, m: Tensor) -> Any:
+        """What the aggregation needs per edge or per row beside the messages; None for most layers."""
+        return None
+
+    def aggregate(self, block: Block, m: Tensor, e: Any, key: int | None = None) -> Tensor:
+        """Messages [S or P, ...] -> one row per destination [D, ...]. ``key`` decides attention dropout."""
+        raise NotImplementedError
+
+    def update(self, z: Tensor, h_dst: Rows | None, carried: Tensor | None, map_first: bool) -> Tensor:
+        """Aggregated rows [D, ...], the destinations' input rows, carried rows [D, ...] -> [D, out_channels]."""
+        raise NotImplementedError
+
+    def forward(
+        self,
+        x: Rows,
+        edge_index: Block | Tensor,
+        edge_weight: Tensor | None = None,
+        *,
+        carried: Tensor | None = None,
+        key: Key | None = None,
+        site: int = 0,
+    ) -> Tensor:
+        """Rows of the block's sources [S, in_channels] (the pool, where ``block.rows`` is set) -> [D, out_channels].
+
+        ``edge_index`` int64 [2, E] (sources, destinations), as in PyG, stands for the full graph on x's rows.
+        ``key`` and ``site`` (the layer's place in its model) decide what is dropped inside the layer.
+        """
+        block = as_block(edge_index, x.shape[0], edge_weight)
+        self._check(x, block, carried)
+        map_first = isinstance(x, SparseRows) or self.map_first(block, x.requires_grad)
+        if map_first:
+            x, block = gathered(x, block)
+        h_dst: Rows | None = None
+        if self.reads_own:
+            x, h_dst = own_rows(x, block)
+        m = self.transform(x, map_first)
+        z = self.aggregate(block, m, self.edge(block, m), self._attention_key(key, site))
+        return self.update(z, h_dst, carried, map_first)
+
+    def _attention_key(self, key: Key | None, site: int) -> int | None:
+        """The 64-bit key of what is dropped inside the layer; None where nothing is."""
+        p = getattr(self, "dropout", 0.0)
+        if not self.training or not p:
+            return None
+        return draw_key(key).at(Purpose.ATTENTION_DROPOUT, site)
+
+    def _check(self, x: Rows, block: Block, carried: Tensor | None) -> None:
+        name = type(self).__name__
+        if x.shape[1] != self.in_channels > 0:
+            raise InputError(f"{name}: expected rows of {self.in_channels} columns, got {x.shape[1]}")
+        if block.rows is None and x.shape[0] != block.num_src:
+            raise InputError(f"{name}: the block has {block.num_src} source rows, x has {x.shape[0]}")
+        if self.takes_carried and carried is None:
+            raise InputError(f"{name}: needs the initial rows of the destinations (x_0, carried=...)")
+
+    def extra_repr(self) -> str:
+        return f"{self.in_channels}, {self.out_channels}"
+
+
+def cheaper_to_map_first(block: Block, width_in: int, width_out: int, input_grad: bool) -> bool:
+    """Whether multiplying S rows and aggregating ``width_out`` columns costs less than the other way about.
+
+    Costs count a training step in multiply-adds of a matrix product: products forward, for the weights and
+    (``input_grad``) for the input; aggregations forward and backward. Aggregating first needs no backward aggregation if
+    the input needs no gradient. An aggregated value costs EDGE_COST.
+    """
+    products = (3 if input_grad else 2) * width_in * width_out
+    moved = 2 * block.num_edges * width_out + (block.num_src * width_in if block.rows is not None else 0)
+    mapping = products * block.num_src + EDGE_COST * moved
+    aggregating = products * block.num_dst + EDGE_COST * (2 if input_grad else 1) * block.num_edges * width_in
+    return mapping < aggregating
+
+
+def as_block(edge_index: Block | Tensor, num_nodes: int, edge_weight: Tensor | None = None) -> Block:
+    """The block itself, or the full graph given as edges int64 [2, E] between ``num_nodes`` nodes.
+
+    Sorts the edges: in a training loop, make the block once and pass it.
+    """
+    if isinstance(edge_index, Block):
+        if edge_weight is not None:
+            raise InputError(
+                "edge_weight: a Block carries its own weights (Block.edge_weight); pass one or the other"
+            )
+        return edge_index
+    _check_edges(edge_index, num_nodes, edge_weight)
+    src, dst = edge_index.long()
+    order = torch.sort(dst, stable=True).indices
+    indptr = torch.zeros(num_nodes + 1, dtype=torch.int64, device=dst.device)
+    torch.cumsum(torch.bincount(dst, minlength=num_nodes), 0, out=indptr[1:])
+    indices = src[order].to(torch.int32 if num_nodes < 2**31 else torch.int64)
+    weight = None if edge_weight is None else edge_weight[order]
+    return Block(
+        indptr,
+        indices,
+        num_nodes,
+        edge_weight=weight,
+        loop_weight=_loop_weight(src, dst, edge_weight, num_nodes),
+    )
+
+
+def _check_edges(edge_index: Any, num_nodes: int, edge_weight: Tensor | None) -> None:
+    """GraphError if the edges cannot be those of a graph on ``num_nodes`` rows."""
+    shape = list(edge_index.shape) if isinstance(edge_index, Tensor) else type(edge_index).__name__
+    if not isinstance(edge_index, Tensor) or edge_index.is_floating_point() or edge_index.is_sparse:
+        raise GraphError(f"edge_index: expected a Block or an integer tensor [2, E], got {shape}")
+    if edge_index.dim() != 2 or edge_index.shape[0] != 2:
+        raise GraphError(f"edge_index: expected a Block or an integer tensor [2, E], got {shape}")
+    if edge_weight is not None and edge_weight.shape != edge_index.shape[1:]:
+        raise GraphError(f"edge_weight: expected [{edge_index.shape[1]}], got {list(edge_weight.shape)}")
+    if edge_index.shape[1] == 0:
+        return
+    low, high = int(edge_index.min()), int(edge_index.max())
+    if low < 0 or high >= num_nodes:
+        raise GraphError(f"edge_index: ids span {low}..{high}, x has rows 0..{num_nodes - 1}")
+
+
+def _loop_weight(src: Tensor, dst: Tensor, edge_weight: Tensor | None, num_nodes: int) -> Tensor | None:
+    """float [N]: the weight of each node's own loop, 0 where it has none; None if no node has one."""
+    is_loop = src == dst
+    if not bool(is_loop.any()):
+        return None
+    given = torch.ones(src.numel(), device=src.device) if edge_weight is None else edge_weight.detach()
+    return given.new_zeros(num_nodes).index_put((dst[is_loop],), given[is_loop])
+
+
+def draw_key(key: Key | None) -> Key:
+    """The given key, or one drawn from torch's generator, so that ``torch.manual_seed`` decides."""
+    return key if key is not None else Key(int(torch.randint(0, 2**62, ())))
+
+
+def refuse_options(
+    layer: str, options: Mapping[str, Any], accepted: Mapping[str, Sequence[Any]] | None = None
+) -> None:
+    """UnsupportedError for any option of PyG's MessagePassing that is not at the value this layer computes."""
+    known: dict[str, Sequence[Any]] = {"flow": ("source_to_target",), "node_dim": (-2, 0), **(accepted or {})}
+    for name, value in options.items():
+        if name not in known or value not in known[name]:
+            hint = f"; it computes {name}={known[name][0]!r}" if name in known else ""
+            raise UnsupportedError(
+                f"{layer}: {name}={value!r} is not supported{hint}. polyhop.nn.wrap takes PyG's own layer."
+            )

@@ -1,0 +1,100 @@
+"""Work ahead of the consumer: results in order, a bounded number at a time, from threads that never outlive their use."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+__all__ = ["ahead"]
+
+T = TypeVar("T")
+
+
+def ahead(load: Callable[[int], T], steps: range, num_workers: int, prefetch: int) -> Iterator[T]:
+    """load(step) for each step (consecutive numbers), in order, by ``num_workers`` threads.
+
+    At most ``prefetch`` results exist or are being made beside the one the consumer has. What a worker raises is raised
+    here, at its step. The threads end with this generator, however it ends.
+    """
+    work: _Work[T] = _Work(steps, prefetch)
+    # Daemons: a generator that is still referenced when the interpreter exits must not keep it waiting.
+    threads = [
+        threading.Thread(target=_run, args=(work, load), name=f"polyhop-ahead-{i}", daemon=True)
+        for i in range(min(num_workers, len(steps)))
+    ]
+    try:
+        for thread in threads:
+            thread.start()
+        for step in steps:
+            yield work.get(step)
+    finally:
+        work.close()
+        for thread in threads:
+            # Garbage collection may close this generator inside one of its own workers.
+            if thread.ident is not None and thread is not threading.current_thread():
+                thread.join()
+
+
+class _Failed:
+    """An exception on its way from a worker to the consumer."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+class _Work(Generic[T]):
+    """Steps handed out in order, results kept until their turn. All fields are guarded by ``changed``."""
+
+    def __init__(self, steps: range, prefetch: int) -> None:
+        self.changed = threading.Condition()
+        self.next, self.consumed, self.stop = steps.start, steps.start, steps.stop
+        self.prefetch = prefetch
+        self.ready: dict[int, T | _Failed] = {}
+        self.is_closed = False
+
+    def take(self) -> int | None:
+        """The next step to work on, once there is room for its result; None when there is no more."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.is_over() or self.next < self.consumed + self.prefetch)
+            if self.is_over():
+                return None
+            self.next += 1
+            return self.next - 1
+
+    def is_over(self) -> bool:
+        return self.is_closed or self.next >= self.stop
+
+    def put(self, step: int, result: T | _Failed) -> None:
+        with self.changed:
+            if not self.is_closed:
+                self.ready[step] = result
+            self.changed.notify_all()
+
+    def get(self, step: int) -> T:
+        """The result of a step, when it is there; raises what its worker raised."""
+        with self.changed:
+            self.changed.wait_for(lambda: step in self.ready)
+            result = self.ready.pop(step)
+            self.consumed = step + 1
+            self.changed.notify_all()
+        if isinstance(result, _Failed):
+            raise result.error
+        return result
+
+    def close(self) -> None:
+        with self.changed:
+            self.is_closed = True
+            self.ready.clear()
+            self.changed.notify_all()
+
+
+def _run(work: _Work[T], load: Callable[[int], T]) -> None:
+    while (step := work.take()) is not None:
+        try:
+            result: T | _Failed = load(step)
+        except BaseException as error:  # whatever it is belongs to the consumer
+            result = _Failed(error)
+        work.put(step, result)
+        if isinstance(result, _Failed):
+            return

@@ -1,0 +1,142 @@
+"""NeighborLoader: mini-batches sampled and gathered ahead of training, by threads that run native code.
+
+Threads suffice because the native calls release the GIL; results come in step order and do not depend on how many threads
+there are. At most ``prefetch`` mini-batches exist beside the one in use.
+
+Legend: N nodes, B seeds of a step, S input nodes of a mini-batch, F features, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from polyhop.errors import ConfigError, InputError
+from polyhop.graph.features import SparseRows
+from polyhop.graph.graph import Graph
+from polyhop.kernels import Key, Purpose, gather_rows, random_u32
+from polyhop.sample.ahead import ahead
+from polyhop.sample.batch import MiniBatch
+from polyhop.sample.neighbour import NeighbourSampler
+from polyhop.trace import NO_TRACE, Trace
+
+__all__ = ["Loaded", "NeighborLoader"]
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """A mini-batch with what its step reads."""
+
+    batch: MiniBatch
+    x: (
+        Tensor | SparseRows | None
+    )  # float [S, F]: rows of batch.input_ids; None without features or with gather=False
+    y: Tensor | None  # int64 [B], or float32 [B, C] for multi-label: labels of batch.seeds
+
+
+class NeighborLoader:
+    """Mini-batches of ``input_nodes`` (ids, or a mask [N]; None = the training nodes, or all where there is no split).
+
+    ``num_neighbors``: fan-outs from the seeds outward, -1 = all. The order of an epoch is a pure function of (seed, epoch),
+    its mini-batches of (seed, epoch, step). ``num_workers`` threads work ahead; 0 works inside the caller's ``next``.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        num_neighbors: Sequence[int],
+        input_nodes: Tensor | None = None,
+        batch_size: int = 1024,
+        shuffle: bool = True,
+        *,
+        seed: int = 0,
+        drop_last: bool = False,
+        num_workers: int = 1,
+        prefetch: int = 2,
+        gather: bool = True,
+        method: str = "uniform",
+        trace: Trace = NO_TRACE,
+    ) -> None:
+        _at_least("batch_size", batch_size, 1)
+        _at_least("num_workers", num_workers, 0)
+        _at_least("prefetch", prefetch, 1)
+        self.graph, self.batch_size, self.shuffle, self.seed = graph, batch_size, shuffle, seed
+        self.drop_last, self.num_workers, self.prefetch, self.gather = (
+            drop_last,
+            num_workers,
+            prefetch,
+            gather,
+        )
+        self.sampler = NeighbourSampler(graph, num_neighbors, seed=seed, method=method)
+        self.input_nodes = _input_nodes(graph, input_nodes)
+        self.trace = trace
+
+    def __len__(self) -> int:
+        """Steps of one epoch."""
+        nodes, size = self.input_nodes.numel(), self.batch_size
+        return nodes // size if self.drop_last else (nodes + size - 1) // size
+
+    def order(self, epoch: int) -> Tensor:
+        """int64: the input nodes in the order of this epoch."""
+        if not self.shuffle:
+            return self.input_nodes
+        words = random_u32(Key(self.seed, epoch).at(Purpose.SHUFFLE), self.input_nodes)
+        rank = words[:, 0] << 31 | words[:, 1] >> 1  # 63 random bits
+        return self.input_nodes[torch.sort(rank, stable=True).indices]
+
+    def batches(self, epoch: int, start_step: int = 0) -> Iterator[Loaded]:
+        """The mini-batches of one epoch from ``start_step`` on, in step order."""
+        if not 0 <= start_step <= len(self):
+            raise ConfigError(f"start_step = {start_step}: this epoch has steps 0 .. {len(self) - 1}")
+        order = self.order(epoch)
+
+        def load(step: int) -> Loaded:
+            return self._load(order[step * self.batch_size : (step + 1) * self.batch_size], epoch, step)
+
+        steps = range(start_step, len(self))
+        if self.num_workers == 0:
+            return map(load, steps)
+        return ahead(load, steps, self.num_workers, self.prefetch)
+
+    def _load(self, seeds: Tensor, epoch: int, step: int) -> Loaded:
+        with self.trace.span("sample", epoch=epoch, step=step):
+            batch = self.sampler.sample(seeds, epoch, step)
+        with self.trace.span("load", epoch=epoch, step=step):
+            graph = self.graph
+            x = graph.x.gather(batch.input_ids) if self.gather and graph.x is not None else None
+            if graph.y is None:
+                return Loaded(batch, x, None)
+            is_matrix = graph.y.dim() == 2 and graph.y.is_floating_point()
+            return Loaded(batch, x, gather_rows(graph.y, seeds) if is_matrix else graph.y[seeds])
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise ConfigError(f"{name} = {value}: expected a whole number of at least {least}")
+
+
+def _input_nodes(graph: Graph, given: Tensor | None) -> Tensor:
+    """int64 ids, checked."""
+    if given is None:
+        given = torch.arange(graph.num_nodes) if graph.split is None else graph.split.train
+    if given.dtype == torch.bool:
+        if list(given.shape) != [graph.num_nodes]:
+            raise InputError(f"input_nodes mask: expected [{graph.num_nodes}], got {list(given.shape)}")
+        given = given.nonzero()[:, 0]
+    if given.dim() != 1 or given.dtype not in (torch.int32, torch.int64):
+        raise InputError(
+            f"input_nodes: expected ids [n] or a mask [N], got {given.dtype} {list(given.shape)}"
+        )
+    if given.numel() == 0:
+        raise InputError("input_nodes is empty: there is nothing to load")
+    given = given.long().contiguous()
+    low, high = int(given.min()), int(given.max())
+    if low < 0 or high >= graph.num_nodes:
+        wrong = low if low < 0 else high
+        raise InputError(f"input_nodes holds {wrong}: this graph has nodes 0 .. {graph.num_nodes - 1}")
+    if torch.unique(given).numel() != given.numel():
+        raise InputError("input_nodes holds a node twice: give each id once")
+    return given

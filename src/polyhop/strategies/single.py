@@ -1,0 +1,152 @@
+"""Everything in one process: the full graph each step, or sampled mini-batches. The measure of every other strategy.
+
+    full graph    x [N, F], one Block of all edges -> logits of all nodes -> loss of the train nodes     1 step per epoch
+    mini-batch    seeds -> one Block per layer, input rows (sampled and gathered ahead, in threads) -> loss of the seeds
+
+Nothing is sent: 0 bytes per epoch. The loss of a step is the sum over its rows divided by their number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from polyhop.errors import ConfigError, UnsupportedError
+from polyhop.graph import Graph
+from polyhop.kernels.keys import Key
+from polyhop.sample import Loaded, NeighborLoader
+from polyhop.strategies.step import Loss, Step, WholeGraph, as_layered, forward_of
+from polyhop.trace import NO_TRACE, Trace
+
+__all__ = ["NAME", "Config", "build"]
+
+NAME = "single"
+
+
+@dataclass(frozen=True)
+class Config:
+    """The options this strategy takes from the trainer."""
+
+    num_neighbors: Sequence[int] | None = None  # from the seeds outward, -1 = all; None = full graph
+    batch_size: int = 1024
+    sampler: str = "uniform"
+    num_workers: int = 1
+    prefetch: int = 2
+    seed: int = 0
+
+
+def build(
+    model: nn.Module,
+    graph: Graph,
+    config: Config,
+    *,
+    train_ids: Tensor,
+    whole: WholeGraph,
+    loss: Loss,
+    terms_per_row: int = 1,
+    trace: Trace = NO_TRACE,
+) -> Step:
+    """The step for this model and graph: full graph, or mini-batches where fan-outs are given.
+
+    ``train_ids`` int64: labelled train nodes. ``loss`` sums over rows; it is divided by rows x ``terms_per_row``.
+    """
+    if config.num_neighbors is None:
+        return _FullGraph(model, graph, train_ids, whole, loss, terms_per_row)
+    layered = as_layered(model)
+    if layered is None:
+        raise UnsupportedError(
+            f"{type(model).__name__} has no begin/layer/finish, so it cannot train on sampled neighbours: build it from "
+            "polyhop.nn (GCN, GraphSAGE, ..., or Stack for your own layers), or leave num_neighbors out (full graph)"
+        )
+    if len(config.num_neighbors) != layered.num_layers:
+        raise ConfigError(
+            f"num_neighbors={list(config.num_neighbors)} has {len(config.num_neighbors)} fan-outs, the model has "
+            f"{layered.num_layers} layers: give one per layer, from the seeds outward"
+        )
+    loader = NeighborLoader(
+        whole.graph,
+        config.num_neighbors,
+        train_ids,
+        config.batch_size,
+        shuffle=True,
+        seed=config.seed,
+        num_workers=config.num_workers,
+        prefetch=config.prefetch,
+        method=config.sampler,
+        trace=trace,
+    )
+    return _MiniBatch(model, loader, whole, loss, terms_per_row)
+
+
+class _Stateless:
+    """A step whose batches are pure functions of (seed, epoch, step) has nothing to save."""
+
+    def state(self) -> dict[str, Tensor]:
+        return {}
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        assert not tensors, "single keeps no buffers"
+
+
+class _FullGraph(_Stateless):
+    num_steps = 1
+
+    def __init__(
+        self,
+        model: nn.Module,
+        graph: Graph,
+        train_ids: Tensor,
+        whole: WholeGraph,
+        loss: Loss,
+        terms_per_row: int,
+    ) -> None:
+        assert graph.y is not None, "the trainer checks that labels are there"
+        device = whole.placement.device
+        self._forward, self._whole, self._loss = forward_of(model), whole, loss
+        self._ids, self._y = train_ids.to(device), graph.y[train_ids].to(device)
+        self._count = train_ids.numel() * terms_per_row
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:
+        return iter(range(start, 1))
+
+    def gradients(self, batch: Any, key: Key) -> Tensor:
+        with self._whole.placement.context():
+            logits = self._forward(self._whole.x, self._whole.block, key)
+        if logits.dim() != 2 or logits.shape[0] != self._whole.block.num_dst:
+            raise ConfigError(
+                f"the model gave outputs of shape {list(logits.shape)}: expected one row for each of "
+                f"{self._whole.block.num_dst} nodes"
+            )
+        loss = self._loss(logits.index_select(0, self._ids), self._y) / self._count
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+
+class _MiniBatch(_Stateless):
+    def __init__(
+        self, model: nn.Module, loader: NeighborLoader, whole: WholeGraph, loss: Loss, terms_per_row: int
+    ) -> None:
+        self._forward, self._loader, self._loss = forward_of(model), loader, loss
+        self._placement, self._terms_per_row = whole.placement, terms_per_row
+
+    @property
+    def num_steps(self) -> int:
+        return len(self._loader)
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:
+        return self._loader.batches(epoch, start)
+
+    def gradients(self, batch: Loaded, key: Key) -> Tensor:
+        assert batch.x is not None, "the trainer checks that features are there"
+        assert batch.y is not None, "the trainer checks that labels are there"
+        x = self._placement.rows(batch.x)
+        blocks = tuple(self._placement.block(block) for block in batch.batch.blocks)
+        with self._placement.context():
+            logits = self._forward(x, blocks, key)
+        y = batch.y.to(self._placement.device)
+        loss = self._loss(logits, y) / (y.shape[0] * self._terms_per_row)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()

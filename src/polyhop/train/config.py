@@ -1,0 +1,168 @@
+"""Every option of a run, checked before anything starts. ``Trainer`` is this record with three verbs."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from polyhop.errors import ConfigError, unknown
+
+__all__ = ["Config", "parse_bytes"]
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "optimizer": ("adam", "adamw", "sgd"),
+    "schedule": ("constant", "cosine", "linear", "step"),
+    "precision": ("32-true", "64-true", "bf16-mixed"),
+    "sampler": ("uniform", "labor"),
+    "metric": ("accuracy", "f1_micro", "roc_auc"),
+    "progress": ("auto", "rich", "plain", "json", "none"),
+}
+_FREE_ON_RESUME = {
+    *("max_epochs", "device", "run_dir", "resume", "checkpoint_every", "keep_checkpoints", "progress"),
+    *("callbacks", "num_workers", "prefetch", "memory", "spill_dir"),
+}
+_ENDING_SCHEDULES = ("cosine", "linear")  # their course depends on max_epochs
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_BINARY_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+Callback = Callable[[dict[str, Any]], bool | None]
+"""Called with each epoch's record; True = stop training."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Options of training, evaluation and the run folder. Impossible values and combinations raise ConfigError."""
+
+    strategy: str = "single"
+    _: KW_ONLY
+    max_epochs: int = 100
+    optimizer: str | Callable[[Any], Any] = "adam"  # adam | adamw | sgd | model -> torch optimiser
+    lr: float = 0.01
+    weight_decay: float = 0.0
+    momentum: float = 0.0  # sgd only
+    schedule: str | None = None  # constant | cosine | linear | step
+    warmup: int = 0  # steps of linear rise before the schedule's course
+    decay_every: int | None = None  # epochs between drops of schedule="step"
+    decay: float = 0.1  # factor of each drop
+    clip: float | None = None  # largest norm of the whole gradient
+    precision: str = "32-true"  # 32-true | 64-true | bf16-mixed
+    num_neighbors: Sequence[int] | None = None  # from the seeds outward, -1 = all; None = full graph
+    batch_size: int | None = None  # seeds per mini-batch; None = 1024
+    sampler: str = "uniform"  # uniform | labor
+    num_workers: int = 1  # threads that sample and gather ahead
+    prefetch: int = 2  # mini-batches held ready
+    eval_every: int = 1  # epochs between evaluations; the last epoch is always evaluated
+    patience: int | None = None  # evaluations without a better validation metric before stopping
+    metric: str | None = None  # accuracy | roc_auc | f1_micro; None = the graph's own
+    seed: int = 0
+    device: str = "auto"
+    run_dir: str | Path | None = None  # None = write nothing; "auto" = runs/<date>-<graph>-<model>
+    resume: str | Path | None = None  # None | "auto" | a run folder or checkpoint folder
+    checkpoint_every: int | None = None  # steps; None = about once a minute; always at the end and on SIGTERM
+    keep_checkpoints: int = 2  # newest ones kept, besides the best
+    progress: str = "auto"  # auto | rich | plain | json | none
+    memory: int | str | None = None  # bytes of working memory of evaluation and prediction; None = 2GiB
+    spill_dir: str | Path | None = None  # folder for hidden rows (memory-mapped) beyond `memory`
+    callbacks: Sequence[Callback] = ()
+
+    def __post_init__(self) -> None:
+        for name, known in _CHOICES.items():
+            given = getattr(self, name)
+            if given is None or (name == "optimizer" and callable(given)):
+                continue
+            if given not in known:
+                raise ConfigError(unknown(name, str(given), known))
+        self._check_numbers()
+        self._check_combinations()
+        if self.num_neighbors is not None:
+            object.__setattr__(self, "num_neighbors", _fan_outs(self.num_neighbors))
+        if self.batch_size is None:
+            object.__setattr__(self, "batch_size", 1024)
+
+    def _check_numbers(self) -> None:
+        at_least_one = ("eval_every", "keep_checkpoints", "prefetch", "batch_size", "patience")
+        for name in (*at_least_one, "decay_every", "checkpoint_every"):
+            _require(self, name, int, lambda v: v >= 1, "a whole number of at least 1")
+        for name in ("max_epochs", "warmup", "num_workers"):
+            _require(self, name, int, lambda v: v >= 0, "a whole number of at least 0")
+        _require(self, "seed", int, lambda v: 0 <= v < 2**63, "a whole number from 0 to 2^63 - 1")
+        for name in ("lr", "clip"):
+            _require(self, name, float, lambda v: 0 < v < float("inf"), "a positive number")
+        for name in ("weight_decay", "momentum"):
+            _require(self, name, float, lambda v: 0 <= v < float("inf"), "a number of at least 0")
+        _require(self, "decay", float, lambda v: 0 < v <= 1, "a number in (0, 1]")
+        if self.memory is not None:
+            parse_bytes(self.memory)
+
+    def _check_combinations(self) -> None:
+        if self.schedule == "step" and self.decay_every is None:
+            raise ConfigError("schedule='step' needs decay_every=EPOCHS, the number of epochs between drops")
+        if self.resume == "auto" and self.run_dir is None:
+            raise ConfigError("resume='auto' needs run_dir=FOLDER, the run to continue")
+        if self.resume == "auto" and self.run_dir == "auto":
+            raise ConfigError("resume='auto' needs the run's own folder: run_dir='auto' would make a new one")
+        if self.momentum and self.optimizer != "sgd":
+            warnings.warn("momentum is for optimizer='sgd' only: ignored", UserWarning, stacklevel=4)
+        if self.batch_size is not None and self.num_neighbors is None:
+            warnings.warn(
+                "batch_size is ignored: training is on the full graph, because num_neighbors is not given "
+                "(for mini-batches give one fan-out per layer, such as num_neighbors=[15, 10])",
+                UserWarning,
+                stacklevel=4,
+            )
+
+    def resolved(self) -> dict[str, Any]:
+        """Every option as JSON values, for config.json."""
+        return {f.name: _plain(getattr(self, f.name)) for f in fields(self) if f.name != "callbacks"}
+
+    def fingerprint(self) -> dict[str, Any]:
+        """The options that decide the weights: a continuation must agree in all of them."""
+        free = _FREE_ON_RESUME - ({"max_epochs"} if self.schedule in _ENDING_SCHEDULES else set())
+        return {name: value for name, value in self.resolved().items() if name not in free}
+
+
+def _require(config: Config, name: str, kind: type, is_good: Callable[[Any], bool], expected: str) -> None:
+    value = getattr(config, name)
+    if value is None:
+        return
+    kinds = (int, float) if kind is float else (int,)
+    if isinstance(value, bool) or not isinstance(value, kinds) or not is_good(value):
+        raise ConfigError(f"{name}={value!r}: expected {expected}")
+
+
+def _fan_outs(given: Sequence[int]) -> tuple[int, ...]:
+    fan_outs = tuple(given)
+    if not fan_outs or not all(type(f) is int and (f >= 1 or f == -1) for f in fan_outs):
+        raise ConfigError(
+            f"num_neighbors={list(given)}: expected one fan-out of at least 1, or -1 for all, per layer"
+        )
+    return fan_outs
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, tuple):
+        return list(value)
+    if callable(value):
+        return (
+            f"{getattr(value, '__module__', '?')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+        )
+    return value
+
+
+def parse_bytes(given: int | str) -> int:
+    """Bytes of 2_000_000, "500MB", "2GiB" or "1.5 G"."""
+    if isinstance(given, int) and not isinstance(given, bool) and given > 0:
+        return given
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", str(given), re.IGNORECASE)
+    if match is None or float(match[1]) == 0:
+        raise ConfigError(f"memory={given!r}: expected bytes, as a number or such as '500MB' or '2GiB'")
+    unit = match[2].upper()
+    scale = _BINARY_UNITS[unit] if match[3] and unit else _UNITS[unit]
+    return int(float(match[1]) * scale)

@@ -1,0 +1,268 @@
+"""Exact evaluation and prediction, layer by layer over chunks of destinations, in bounded memory.
+
+    for each layer: for each chunk of destinations: gather its sources' rows -> layer -> write the destinations' rows
+
+So at most two layers' rows exist at a time, and the working set of a chunk stays within a byte budget. Nothing is
+sampled: the numbers are those of one forward pass over the full graph, to rounding. Chunk bounds depend on sizes and the
+budget only.
+
+Legend: N nodes, C outputs.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polyhop.errors import PolyhopError
+from polyhop.graph import Block, SparseRows
+from polyhop.nn.rows import Rows
+from polyhop.strategies import WholeGraph, as_layered, forward_of
+from polyhop.strategies.step import LayeredModel
+
+__all__ = ["DEFAULT_MEMORY_BYTES", "Chunk", "in_eval_mode", "layerwise"]
+
+DEFAULT_MEMORY_BYTES = 2 << 30
+_EDGE_BYTES = 64  # indices, their compaction, and per-edge scratch such as attention scores of 8 heads
+_FIRST_WIDTH_BYTES = 1024  # assumed width of a layer's output until its first chunk is done
+
+Chunk = tuple[int, int, Tensor]
+"""(start, stop, logits [stop - start, C] of nodes start .. stop - 1)."""
+
+
+@contextmanager
+def in_eval_mode(model: nn.Module) -> Iterator[None]:
+    """No gradients and no dropout inside; every module's own mode is put back after."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def layerwise(
+    model: nn.Module,
+    whole: WholeGraph,
+    *,
+    memory_bytes: int | None = DEFAULT_MEMORY_BYTES,
+    spill_dir: Path | None = None,
+    wanted: Tensor | None = None,
+    poll: Callable[[], None] = lambda: None,
+) -> Iterator[Chunk]:
+    """Logits of all nodes, chunk by chunk in order; chunks without a node of ``wanted`` (int64, sorted) may be left out.
+
+    ``memory_bytes`` bounds a chunk's working set (None: no bound). Two layers' rows come on top; where they exceed it too
+    and ``spill_dir`` is given, they live in memory-mapped files there. ``poll`` runs between chunks and may raise. A model
+    without begin/layer/finish is run on the full graph at once.
+    """
+    with in_eval_mode(model), whole.placement.context():
+        layered = as_layered(model)
+        if layered is None:
+            logits = forward_of(model)(whole.x, whole.block, None)
+            yield 0, logits.shape[0], logits
+            return
+        run = _Run(layered, whole, memory_bytes, spill_dir, poll)
+        rows = run.begin()
+        for index in range(layered.num_layers - 1):
+            rows = run.store(run.layer(index, rows))
+        last = run.layer(layered.num_layers - 1, rows, wanted)
+        yield from ((start, stop, layered.finish(state)) for start, stop, state in last)
+
+
+State = dict[str, Any]
+_Piece = tuple[int, int, State]
+
+
+class _Input:
+    """Rows as the feature store has them; ``begin`` runs on what is gathered."""
+
+    def __init__(self, model: LayeredModel, whole: WholeGraph) -> None:
+        self._model, self._whole = model, whole
+        self.row_bytes = _bytes_per_row(whole)
+
+    def all(self) -> State:
+        return self._model.begin(self._whole.x)
+
+    def gather(self, ids: Tensor) -> State:
+        return self._model.begin(self._whole.placement.rows(self._whole.features.gather(ids)))
+
+
+class _Stored:
+    """Rows of one layer's output [N, ...], by name."""
+
+    def __init__(self, tensors: dict[str, Tensor], device: torch.device) -> None:
+        self._tensors, self._device = tensors, device
+        self.row_bytes = sum(t[:1].numel() * t.element_size() for t in tensors.values())
+
+    def all(self) -> State:
+        return {name: value.to(self._device) for name, value in self._tensors.items()}
+
+    def gather(self, ids: Tensor) -> State:
+        here = {name: value.index_select(0, ids.to(value.device)) for name, value in self._tensors.items()}
+        return {name: value.to(self._device) for name, value in here.items()}
+
+
+class _Run:
+    """One pass over the graph."""
+
+    def __init__(
+        self,
+        model: LayeredModel,
+        whole: WholeGraph,
+        memory_bytes: int | None,
+        spill_dir: Path | None,
+        poll: Callable[[], None],
+    ) -> None:
+        self.model, self.whole, self.poll = model, whole, poll
+        self.memory_bytes, self.spill_dir = memory_bytes, spill_dir
+        self.num_nodes = whole.features.num_rows
+        self.device = whole.placement.device
+        self._local: Tensor | None = None
+
+    def begin(self) -> _Input | _Stored:
+        """The input rows: as they are where ``begin`` changes nothing or keeps them sparse, else begun once and stored."""
+        source = _Input(self.model, self.whole)
+        probe: Rows = self.whole.placement.rows(self.whole.features.gather(torch.zeros(1, dtype=torch.int64)))
+        state = self.model.begin(probe)
+        is_identity = all(value is probe for value in state.values())
+        if is_identity or any(isinstance(value, SparseRows) for value in state.values()):
+            return source
+        return self.store(self._begun(source))
+
+    def _begun(self, source: _Input) -> Iterator[_Piece]:
+        rows = self.num_nodes
+        if self.memory_bytes is not None:
+            rows = max(1, min(rows, self.memory_bytes // (2 * source.row_bytes + _FIRST_WIDTH_BYTES)))
+        for start in range(0, self.num_nodes, rows):
+            self.poll()
+            stop = min(start + rows, self.num_nodes)
+            is_all = stop - start == self.num_nodes
+            yield start, stop, source.all() if is_all else source.gather(torch.arange(start, stop))
+
+    def layer(self, index: int, rows: _Input | _Stored, wanted: Tensor | None = None) -> Iterator[_Piece]:
+        """Output rows of one layer, chunk by chunk."""
+        out_bytes, start = max(rows.row_bytes, _FIRST_WIDTH_BYTES), 0
+        while start < self.num_nodes:
+            self.poll()
+            stop = self._stop(start, rows.row_bytes, out_bytes)
+            if wanted is None or _holds_any(wanted, start, stop):
+                state = self._chunk(index, rows, start, stop)
+                out_bytes = sum(t[:1].numel() * t.element_size() for t in state.values())
+                yield start, stop, state
+            start = stop
+
+    def _chunk(self, index: int, rows: _Input | _Stored, start: int, stop: int) -> State:
+        if stop - start == self.num_nodes:
+            return self.model.layer(index, self.whole.block, rows.all())
+        block, ids = self._slice(start, stop)
+        return self.model.layer(index, self.whole.placement.block(block), rows.gather(ids))
+
+    def _stop(self, start: int, in_bytes: int, out_bytes: int) -> int:
+        """The largest stop such that the chunk's working set fits the budget; at least one row."""
+        if self.memory_bytes is None:
+            return self.num_nodes
+        indptr = self.whole.host_block.indptr
+        source_bytes = 2 * in_bytes + out_bytes  # gathered, scaled or projected
+        low, high = start + 1, self.num_nodes
+        while low < high:
+            middle = (low + high + 1) // 2
+            edges = int(indptr[middle]) - int(indptr[start])
+            sources = min(self.num_nodes, middle - start + edges)
+            cost = sources * source_bytes + edges * _EDGE_BYTES + (middle - start) * out_bytes
+            low, high = (middle, high) if cost <= self.memory_bytes else (low, middle - 1)
+        return low
+
+    def _slice(self, start: int, stop: int) -> tuple[Block, Tensor]:
+        """The block of destinations start .. stop with only the sources that they read; those sources' ids, ascending."""
+        full = self.whole.host_block
+        first, last = int(full.indptr[start]), int(full.indptr[stop])
+        indices = full.indices[first:last].long()
+        if self._local is None:
+            self._local = torch.zeros(self.num_nodes, dtype=torch.int32)
+        is_source = torch.zeros(self.num_nodes, dtype=torch.bool)
+        is_source[indices] = True
+        is_source[start:stop] = True
+        ids = is_source.nonzero().squeeze(1)
+        self._local[ids] = torch.arange(ids.numel(), dtype=torch.int32)
+        per_source = {
+            name: getattr(full, name)
+            for name in ("src_ids", "in_degree", "in_weight", "out_degree", "loop_weight")
+        }
+        taken = {name: value[ids] for name, value in per_source.items() if value is not None}
+        block = replace(
+            full,
+            indptr=full.indptr[start : stop + 1] - first,
+            indices=self._local[indices],
+            num_src=ids.numel(),
+            dst_start=int(self._local[start]),
+            edge_weight=None if full.edge_weight is None else full.edge_weight[first:last],
+            **({"src_ids": ids} | taken),
+            _cache={},
+        )
+        return block, ids
+
+    def store(self, pieces: Iterator[_Piece]) -> _Stored:
+        """Collect a layer's rows: in memory where computing happens, or in files where they are too many for the budget."""
+        tensors: dict[str, Tensor] = {}
+        for start, stop, state in pieces:
+            if stop - start == self.num_nodes:
+                return _Stored(state, self.device)
+            if not tensors:
+                tensors = self._allocate(state)
+            for name, value in state.items():
+                tensors[name][start:stop] = value
+        return _Stored(tensors, self.device)
+
+    def _allocate(self, state: State) -> dict[str, Tensor]:
+        shapes = {name: (self.num_nodes, *value.shape[1:]) for name, value in state.items()}
+        total = sum(self.num_nodes * value[:1].numel() * value.element_size() for value in state.values())
+        is_large = self.memory_bytes is not None and 2 * total > self.memory_bytes
+        if is_large and self.spill_dir is not None:
+            return {name: _mapped(shapes[name], value.dtype, self.spill_dir) for name, value in state.items()}
+        device = torch.device("cpu") if is_large else self.device
+        return {
+            name: torch.empty(shapes[name], dtype=value.dtype, device=device) for name, value in state.items()
+        }
+
+
+def _mapped(shape: tuple[int, ...], dtype: torch.dtype, folder: Path) -> Tensor:
+    """A tensor in a new file under the folder; the file has no name any more, so it goes with the tensor."""
+    size = int(torch.Size(shape).numel())
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=".tmp-rows-", dir=folder)
+        try:
+            # Claimed now: a disk that fills up later would end the process at a write to mapped memory.
+            os.posix_fallocate(handle, 0, size * dtype.itemsize)
+            return torch.from_file(name, shared=True, size=size, dtype=dtype).view(shape)
+        finally:
+            os.close(handle)
+            os.unlink(name)
+    except OSError as error:
+        raise PolyhopError(
+            f"cannot spill {size * dtype.itemsize:,} bytes of hidden rows to {folder}: {error.strerror or error}"
+        ) from error
+
+
+def _holds_any(wanted: Tensor, start: int, stop: int) -> bool:
+    low, high = torch.searchsorted(wanted, torch.tensor([start, stop])).tolist()
+    return bool(high > low)
+
+
+def _bytes_per_row(whole: WholeGraph) -> int:
+    size = whole.placement.dtype.itemsize
+    rows = getattr(whole.features, "rows", None)
+    if isinstance(rows, SparseRows):
+        return max(1, (size + 8) * rows.values.numel() // max(whole.features.num_rows, 1))
+    return max(1, whole.features.num_features * size)

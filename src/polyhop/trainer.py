@@ -1,0 +1,310 @@
+"""Trainer: the composition root. ``fit`` is the data flow written once, top to bottom:
+
+graph -> task -> strategy step -> loop (evaluate, checkpoint, report) -> best weights -> result
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from polyhop import strategies
+from polyhop.errors import CheckpointError, ConfigError, DivergedError
+from polyhop.graph import Graph
+from polyhop.strategies import Loss, WholeGraph, place
+from polyhop.trace import Trace
+from polyhop.train import checkpoint, evaluate, fingerprint, loop, loss, metrics, optim, progress, scores
+from polyhop.train.config import Config, parse_bytes
+from polyhop.train.folder import RunFolder, automatic_name
+from polyhop.train.header import first_lines
+from polyhop.train.signals import StopRequest
+from polyhop.train.state import Result, Session, State
+from polyhop.train.task import Task, check_model
+
+__all__ = ["Result", "Trainer"]
+
+_LOSSES: dict[bool, Loss] = {False: loss.cross_entropy_sum, True: loss.binary_cross_entropy_sum}
+
+
+@dataclass(frozen=True)
+class Trainer(Config):
+    """All options of a run (see ``Config``) and three verbs.
+
+        trainer = polyhop.Trainer(max_epochs=20, num_neighbors=[15, 10], patience=5, run_dir="runs/first")
+        result = trainer.fit(model, graph)
+
+    ``fit`` starts from the weights the model has: build it under ``torch.manual_seed`` for repeatable runs. All else is a
+    function of ``seed``. torch's global generator is left as it was found.
+    """
+
+    def fit(self, model: nn.Module, graph: Graph) -> Result:
+        """Train the model in place; it ends with the weights of the best validation metric.
+
+        Raises Interrupted after SIGTERM or Ctrl-C, once the state is saved; DivergedError for a loss that is not finite.
+        """
+        task = Task.of(graph, _LOSSES, metrics.METRICS, self.metric)
+        train_ids = task.train_ids()
+        check_model(model, graph)
+        if self.patience is not None and task.ids["val"].numel() == 0:
+            raise ConfigError("patience needs validation nodes, and the graph has none that are labelled")
+        placement = place(self.device, self.precision)
+        model.to(placement.device, placement.dtype)
+        whole = WholeGraph(graph, placement)
+        strategy = strategies.find(self.strategy)
+        options = strategy.Config(**{f.name: getattr(self, f.name) for f in fields(strategy.Config)})
+        with ExitStack() as stack:
+            folder = self._open_folder(model, graph, stack)
+            trace = Trace(None if folder is None else folder.trace)
+            stack.callback(trace.close)
+            step = strategy.build(
+                model,
+                graph,
+                options,
+                train_ids=train_ids,
+                whole=whole,
+                loss=task.loss,
+                terms_per_row=task.terms_per_row,
+                trace=trace,
+            )
+            rates = {"lr": self.lr, "weight_decay": self.weight_decay, "momentum": self.momentum}
+            session = Session(model, optim.build_optimizer(self.optimizer, model, **rates), step)
+            run = _Run(self, session, folder, self._identity(model, graph))
+            run.resume()
+            shown = progress.build_progress(self.progress)
+            stack.callback(shown.close)
+            facts = first_lines(
+                graph,
+                model,
+                placement,
+                self.num_neighbors,
+                None if folder is None else folder.path,
+                run.notes,
+            )
+            shown.start(facts, self.max_epochs)
+            stop = stack.enter_context(StopRequest())
+            stack.enter_context(_own_random_state())
+            tools = self._tools(run, task, whole, shown, stop, trace)
+            asked = loop.Options(
+                self.max_epochs, self.seed, self.clip, self.eval_every, self.patience, self.checkpoint_every
+            )
+            loop.train(session, asked, tools)
+            result = run.finish(task.metric)
+            shown.finish(result.to_json())
+            return result
+
+    def evaluate(self, model: nn.Module, graph: Graph, split: str = "test") -> dict[str, float]:
+        """``{metric: ..., "loss": ...}`` of a split's labelled nodes ("train", "val", "test"): exact, in bounded memory."""
+        task = Task.of(graph, _LOSSES, metrics.METRICS, self.metric)
+        found = scores.score_splits(self._chunks(model, graph), task, [split])
+        if not found:
+            raise ConfigError(f"graph {graph.name!r} has no labelled nodes in its {split} split")
+        return {task.metric: found[split], "loss": found[f"{split}_loss"]}
+
+    def predict(
+        self, model: nn.Module, graph: Graph, out: str | Path | None = None
+    ) -> Tensor | np.ndarray[Any, Any]:
+        """Logits of all nodes [N, C]: a CPU tensor, or written to ``out`` (.npy) and returned memory-mapped."""
+        chunks = self._chunks(model, graph)
+        if out is None:
+            return scores.collect(chunks, graph.num_nodes)
+        path = Path(out)
+        if path.suffix != ".npy":
+            raise ConfigError(f"out={str(out)!r}: predictions are written as .npy")
+        return scores.write_npy(chunks, graph.num_nodes, path)
+
+    def _chunks(self, model: nn.Module, graph: Graph) -> scores.Chunks:
+        check_model(model, graph)
+        placement = place(self.device, self.precision)
+        model.to(placement.device, placement.dtype)
+        memory = evaluate.DEFAULT_MEMORY_BYTES if self.memory is None else parse_bytes(self.memory)
+        return self._layerwise(model, WholeGraph(graph, placement), memory)
+
+    def _layerwise(
+        self, model: nn.Module, whole: WholeGraph, memory: int | None, **more: Any
+    ) -> scores.Chunks:
+        spill = None if self.spill_dir is None else Path(self.spill_dir)
+        chunks = partial(evaluate.layerwise, model, whole, memory_bytes=memory, spill_dir=spill, **more)
+        return lambda wanted: chunks(wanted=wanted)
+
+    def _open_folder(self, model: nn.Module, graph: Graph, stack: ExitStack) -> RunFolder | None:
+        given = self.run_dir
+        if given is None and self.resume is not None:
+            given = checkpoint.run_folder_of(Path(self.resume))
+        if given is None:
+            return None
+        path = automatic_name(graph.name, type(model).__name__) if given == "auto" else Path(given)
+        is_same = (
+            self.resume is not None
+            and self.resume != "auto"
+            and checkpoint.run_folder_of(Path(self.resume)) == path
+        )
+        folder = RunFolder(path, may_continue=self.resume == "auto" or is_same)
+        stack.callback(folder.close)
+        return folder
+
+    def _identity(self, model: nn.Module, graph: Graph) -> dict[str, Any]:
+        """What a continuation must agree with."""
+        made = {"model": fingerprint.fingerprint_model(model), "graph": fingerprint.fingerprint_graph(graph)}
+        return {**made, "config": self.fingerprint()}
+
+    def _tools(
+        self,
+        run: _Run,
+        task: Task,
+        whole: WholeGraph,
+        shown: progress.Progress,
+        stop: StopRequest,
+        trace: Trace,
+    ) -> loop.Tools:
+        def poll() -> None:
+            if stop.name is not None:
+                raise loop.StopAsked
+
+        session = run.session
+        # A run on the full graph holds all its rows anyway; others stay within the budget.
+        default = None if self.num_neighbors is None else evaluate.DEFAULT_MEMORY_BYTES
+        memory = default if self.memory is None else parse_bytes(self.memory)
+        chunks = self._layerwise(session.model, whole, memory, poll=poll)
+        steps = session.step.num_steps
+        schedule = optim.build_schedule(
+            self.schedule,
+            warmup=self.warmup,
+            total_steps=self.max_epochs * steps,
+            decay_steps=(self.decay_every or 0) * steps,
+            decay=self.decay,
+        )
+
+        def on_epoch(record: dict[str, Any]) -> bool:
+            run.record(record)
+            shown.epoch(record)
+            wishes = [
+                callback(dict(record)) for callback in self.callbacks
+            ]  # all are told, whatever the first wants
+            return any(wish is True for wish in wishes)
+
+        return loop.Tools(
+            set_lr=lambda step: optim.set_factor(session.optimizer, schedule(step)),
+            evaluate=lambda: scores.score_splits(chunks, task, ("val", "test")),
+            save=run.save,
+            on_step=shown.step,
+            on_epoch=on_epoch,
+            stop=lambda: stop.name,
+            trace=trace,
+        )
+
+
+class _Run:
+    """A session tied to its folder: resume, record, save, finish. Without a folder only the history is kept."""
+
+    def __init__(
+        self, config: Config, session: Session, folder: RunFolder | None, identity: dict[str, Any]
+    ) -> None:
+        self.config, self.session, self.folder, self.identity = config, session, folder, identity
+        self.history: list[dict[str, Any]] = []
+        self.notes: list[str] = []
+        self._saved: State | None = None  # the state that is safe on disk
+        self._store: checkpoint.Checkpoints | None = None
+
+    def resume(self) -> None:
+        """Continue from where the options say, and make the folder ready."""
+        if self.folder is None:
+            return
+        self._store = checkpoint.Checkpoints(self.folder.checkpoints, keep=self.config.keep_checkpoints)
+        self._store.clean()
+        found = self._find()
+        if found is not None:
+            self._restore(found)
+        self.history = self.folder.rewind(self.session.state.global_step)
+        self.folder.write_config(
+            {**self.config.resolved(), "identity": self.identity, "torch": str(torch.__version__)}
+        )
+
+    def _find(self) -> checkpoint.Checkpoint | None:
+        assert self._store is not None
+        given = self.config.resume
+        if given is None:
+            return None
+        if given == "auto":
+            return self._store.newest()
+        return checkpoint.find_checkpoint(Path(given))
+
+    def _restore(self, found: checkpoint.Checkpoint) -> None:
+        lines = fingerprint.differences(found.record["identity"], self.identity)
+        if lines:
+            listed = "".join(f"\n  {line}" for line in lines[:8])
+            raise CheckpointError(
+                f"{found.path} was made by another run, so it cannot be continued:{listed}\n"
+                "Give the same model, graph and options, or start afresh in another run_dir"
+            )
+        if found.record["threads"] != torch.get_num_threads():
+            warnings.warn(
+                f"the run used {found.record['threads']} threads, this one {torch.get_num_threads()}: "
+                "sums may round differently, so the weights may not be bit-identical",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+        self.session.restore(found.tensors, State.from_json(found.record["state"]))
+        state = self.session.state
+        self._saved = State.from_json(found.record["state"])
+        self.notes.append(f"continued from {found.path} (epoch {state.epoch + 1}, step {state.global_step})")
+
+    def record(self, record: dict[str, Any]) -> None:
+        self.history.append(record)
+        if self.folder is not None:
+            self.folder.append_metrics(record)
+
+    def save(self) -> str | None:
+        """Write a checkpoint of the present state, unless there is no folder or the state is already on disk."""
+        session = self.session
+        if self._store is None:
+            return None
+        if (broken := session.first_not_finite()) is not None:
+            raise DivergedError(
+                f"weight {broken} is not finite after step {session.state.global_step}: not saved; "
+                "try a smaller lr or clip=1.0"
+            )
+        state = session.state.to_json()
+        record = {"state": state, "identity": self.identity, "threads": torch.get_num_threads()}
+        is_best = session.state.best_step == session.state.global_step
+        where = self._store.save(session.state.global_step, session.tensors(), record, is_best=is_best)
+        self._saved = State.from_json(state)
+        return str(where)
+
+    def finish(self, metric: str) -> Result:
+        """The last checkpoint, the best weights, the result."""
+        state = self.session.state
+        if self._saved != state:
+            self.save()
+        self.session.restore_best()
+        result = Result(
+            metric=metric,
+            best_val=state.best_val,
+            test=state.best_test,
+            best_epoch=state.best_epoch,
+            epochs=state.epoch,
+            steps=state.global_step,
+            seconds=state.seconds,
+            is_early_stopped=state.has_stopped,
+            run_dir=None if self.folder is None else str(self.folder.path),
+            history=self.history,
+        )
+        if self.folder is not None:
+            self.folder.write_model(self.session.model.state_dict())
+            self.folder.write_result(result.to_json())
+        return result
+
+
+@contextmanager
+def _own_random_state() -> Iterator[None]:
+    """Whatever is drawn or seeded inside, torch's generators come out as they went in."""
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        yield

@@ -1,0 +1,111 @@
+"""What many tests need: the folder of real graphs, if this machine has one, and a small graph that a GNN can learn."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+if TYPE_CHECKING:
+    from polyhop.graph import Graph
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """Folder of real graphs: $POLYHOP_DATA, else ../shared/data beside the repository."""
+    given = os.environ.get("POLYHOP_DATA")
+    folder = Path(given) if given else ROOT.parent / "shared" / "data"
+    if not (folder / "cora.npz").is_file():
+        pytest.skip(f"no real graphs in {folder} (set POLYHOP_DATA to a folder that has cora.npz)")
+    return folder
+
+
+def two_communities(num_nodes: int = 80, num_features: int = 12, seed: int = 0) -> dict[str, np.ndarray]:
+    """Arrays of a graph in the .npz format: two communities, noisy features, split 1/2, 1/4, 1/4. Learnt in seconds."""
+    rng = np.random.default_rng(seed)
+    y = (np.arange(num_nodes) % 2).astype(np.int8)
+    close = y[:, None] == y[None, :]
+    joined = np.triu(rng.random((num_nodes, num_nodes)) < np.where(close, 0.12, 0.02), 1)
+    edge_index = np.stack(np.nonzero(joined | joined.T)).astype(np.int32)
+    x = (rng.normal(size=(num_nodes, num_features)) + y[:, None] * 0.5).astype(np.float32)
+    code = rng.permutation(np.array([1, 2, 1, 3] * ((num_nodes + 3) // 4), dtype=np.uint8)[:num_nodes])
+    return {
+        "edge_index": edge_index,
+        "x": x,
+        "y": y,
+        "train_mask": code == 1,
+        "val_mask": code == 2,
+        "test_mask": code == 3,
+        "num_nodes": np.int64(num_nodes),
+        "num_classes": np.int64(2),
+    }
+
+
+@pytest.fixture(scope="session")
+def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder with one small graph, ``tiny``."""
+    folder = tmp_path_factory.mktemp("data")
+    np.savez(folder / "tiny.npz", **two_communities())
+    return folder
+
+
+@pytest.fixture(scope="session")
+def make_graph() -> Callable[..., Graph]:
+    """Maker of small planted graphs: ``make_graph(num_nodes=..., kind="single"|"multi", sparse=..., weighted=...)``."""
+    return planted_graph
+
+
+def planted_graph(
+    num_nodes: int = 200,
+    *,
+    num_features: int = 8,
+    num_classes: int = 3,
+    kind: str = "single",
+    sparse: bool = False,
+    weighted: bool = False,
+    seed: int = 0,
+) -> Graph:
+    """Communities with noisy features, a few loops and isolated nodes; split 1/2, 1/4, 1/4; one train label is missing."""
+    import torch
+
+    from polyhop.graph import DenseFeatures, Graph, SparseFeatures, SparseRows, Split
+
+    rng = torch.Generator().manual_seed(seed)
+    y = torch.arange(num_nodes) % num_classes
+    close = y[:, None] == y[None, :]
+    joined = torch.rand(num_nodes, num_nodes, generator=rng) < torch.where(close, 12.0, 2.0) / num_nodes
+    joined = joined | joined.T
+    joined[: num_nodes // 20] = False
+    joined[:, : num_nodes // 20] = False
+    dst, src = joined.nonzero(as_tuple=True)
+    indptr = torch.zeros(num_nodes + 1, dtype=torch.int64)
+    indptr[1:] = torch.bincount(dst, minlength=num_nodes).cumsum(0)
+    x = torch.randn(num_nodes, num_features, generator=rng)
+    x[:, :num_classes] += torch.nn.functional.one_hot(y, num_classes) * 0.8
+    if sparse:
+        csr = (x * (x > 0.3)).to_sparse_csr()
+        rows = SparseRows(csr.crow_indices(), csr.col_indices().int(), csr.values(), num_features)
+    order = torch.randperm(num_nodes, generator=rng)
+    quarter = num_nodes // 4
+    train, val, test = (
+        part.sort().values for part in order.split([num_nodes - 2 * quarter, quarter, quarter])
+    )
+    labels = torch.nn.functional.one_hot(y, num_classes).float() if kind == "multi" else y.clone()
+    if kind == "single":
+        labels[train[0]] = -1
+    return Graph(
+        indptr,
+        src.int(),
+        x=SparseFeatures(rows) if sparse else DenseFeatures(x),
+        y=labels,
+        split=Split(train, val, test),
+        edge_weight=torch.rand(src.numel(), generator=rng) + 0.5 if weighted else None,
+        num_classes=num_classes,
+        name="planted",
+    )

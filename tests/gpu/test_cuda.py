@@ -1,0 +1,100 @@
+"""The CUDA path: reference kernels equal their CPU values and gradients, and whole runs train there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import polyhop
+from polyhop import kernels
+from polyhop.graph import Graph
+from polyhop.nn import GAT, GCN, GCNII, GIN, DeepGCN, GraphSAGE
+from polyhop.sample import NeighbourSampler, full_block
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    return polyhop.load("synth:arxiv?scale=0.02&seed=3")
+
+
+def both(make):
+    """The value and the gradient of ``make(device)`` on the CPU and on CUDA, moved back."""
+    return [[t.detach().cpu() for t in make(torch.device(d))] for d in ("cpu", "cuda")]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_aggregate(graph: Graph, weighted: bool) -> None:
+    block = full_block(graph)
+    h = torch.randn(graph.num_nodes, 37, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    weight = torch.rand(graph.num_edges, dtype=torch.float64) if weighted else None
+
+    def run(device: torch.device) -> tuple[torch.Tensor, ...]:
+        x = h.to(device).requires_grad_()
+        w = None if weight is None else weight.to(device)
+        out = kernels.aggregate(block.to(device), x, edge_weight=w)
+        (grad,) = torch.autograd.grad(out.square().sum(), x)
+        return out, grad
+
+    for a, b in zip(*both(run), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5])
+def test_attention(graph: Graph, p: float) -> None:
+    block = full_block(graph)
+    generator = torch.Generator().manual_seed(2)
+    n = graph.num_nodes
+    inputs = [torch.randn(n, *s, dtype=torch.float64, generator=generator) for s in ((3, 5), (3,), (3,))]
+
+    def run(device: torch.device) -> tuple[torch.Tensor, ...]:
+        x, a, b = (t.to(device).requires_grad_() for t in inputs)
+        out = kernels.attention(block.to(device), x, a, b, self_loop=True, dropout_p=p, dropout_key=7)
+        return (out, *torch.autograd.grad(out.square().sum(), (x, a, b)))
+
+    for a, b in zip(*both(run), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_dropout_drops_the_same_units_on_every_device() -> None:
+    h = torch.randn(1000, 130)
+    ids = torch.arange(1000) * 7_919_000_000
+    a, b = (kernels.dropout(h.to(d), ids.to(d), 0.3, 99).cpu() for d in ("cpu", "cuda"))
+    assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("model", [GCN, GraphSAGE, GAT, GIN, GCNII, DeepGCN])
+def test_models_give_the_cpu_values(graph: Graph, model) -> None:
+    torch.manual_seed(0)
+    net = model(graph.num_features, 16, num_layers=3, out_channels=graph.num_classes, dropout=0.5).double()
+    batch = NeighbourSampler(graph, [5, 5, 5], seed=1).sample(torch.arange(0, graph.num_nodes, 9), epoch=0, step=0)
+    x = graph.x.gather(batch.input_ids).double()
+
+    def run(device: torch.device) -> tuple[torch.Tensor, ...]:
+        net.to(device).zero_grad()
+        blocks = [block.to(device) for block in batch.blocks]
+        out = net(x.to(device), blocks, key=kernels.Key(5, 1, 2))
+        out.square().sum().backward()
+        return (out, *(p.grad for p in net.parameters() if p.grad is not None))
+
+    for a, b in zip(*both(run), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("num_neighbors", [None, [10, 5]])
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_a_whole_run_trains(graph: Graph, num_neighbors, precision: str, tmp_path) -> None:
+    torch.manual_seed(0)
+    net = GraphSAGE(graph.num_features, 32, num_layers=2, out_channels=graph.num_classes, dropout=0.3)
+    trainer = polyhop.Trainer(
+        max_epochs=15, num_neighbors=num_neighbors, batch_size=256 if num_neighbors else None, precision=precision, device="cuda",
+        run_dir=tmp_path / "run", progress="none",
+    )  # fmt: skip
+    result = trainer.fit(net, graph)
+    chance = 1.0 / graph.num_classes
+    assert result.test > 4 * chance
+    assert trainer.predict(net, graph).shape == (graph.num_nodes, graph.num_classes)

@@ -1,0 +1,108 @@
+"""How models of every kind are called, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from polyhop import strategies
+from polyhop.errors import ConfigError
+from polyhop.graph import Block, Graph
+from polyhop.kernels.keys import Key
+from polyhop.nn import GCN, GCNConv
+from polyhop.strategies.step import WholeGraph, as_layered, forward_of, place
+
+MakeGraph = Callable[..., Graph]
+
+
+class Plain(nn.Module):
+    """Two convolutions, in PyG's way of calling them."""
+
+    def __init__(self, conv: type[nn.Module]) -> None:
+        super().__init__()
+        self.a, self.b = conv(8, 4), conv(4, 3)
+        self.got: list[type] = []
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
+        self.got.append(type(edge_index))
+        more = () if edge_weight is None else (edge_weight,)
+        return self.b(self.a(x, edge_index, *more).relu(), edge_index, *more)
+
+
+def test_our_layers_in_a_plain_module_get_a_block(make_graph: MakeGraph) -> None:
+    model, whole = Plain(GCNConv), WholeGraph(make_graph(), place("cpu", "32-true"))
+    logits = forward_of(model)(whole.x, whole.block, None)
+    assert model.got == [Block]
+    torch.testing.assert_close(logits, model(whole.x, whole.graph.edge_index))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_pyg_layers_get_edges_and_equal_ours(make_graph: MakeGraph, weighted: bool) -> None:
+    pyg = pytest.importorskip("torch_geometric.nn")
+    graph = make_graph(weighted=weighted)
+    whole = WholeGraph(graph, place("cpu", "32-true"))
+    theirs, ours = Plain(pyg.GCNConv), Plain(GCNConv)
+    ours.load_state_dict(theirs.state_dict())
+    call = forward_of(theirs)
+    expected = forward_of(ours)(whole.x, whole.block, None)
+    for _ in range(2):
+        torch.testing.assert_close(call(whole.x, whole.block, None), expected, rtol=1e-5, atol=1e-6)
+    assert theirs.got == [Tensor, Tensor]
+
+
+def test_sparse_features_are_made_dense_once_for_plain_modules(make_graph: MakeGraph) -> None:
+    pyg = pytest.importorskip("torch_geometric.nn")
+    whole = WholeGraph(make_graph(sparse=True), place("cpu", "32-true"))
+    model = Plain(pyg.GCNConv)
+    logits = forward_of(model)(whole.x, whole.block, None)
+    torch.testing.assert_close(logits, model(whole.x.dense(), whole.graph.edge_index))
+
+
+def test_our_models_get_blocks_and_the_key(make_graph: MakeGraph) -> None:
+    model = GCN(8, 16, num_layers=2, out_channels=3, dropout=0.5)
+    whole = WholeGraph(make_graph(), place("cpu", "32-true"))
+    call = forward_of(model)
+    a, b, c = (call(whole.x, whole.block, Key(0, 0, step)) for step in (1, 1, 2))
+    assert torch.equal(a, b)
+    assert not torch.equal(a, c)
+    assert as_layered(model) is model
+    assert as_layered(nn.Linear(1, 1)) is None
+
+
+def test_formats(make_graph: MakeGraph) -> None:
+    graph = make_graph(weighted=True)
+    double = WholeGraph(graph, place("cpu", "64-true"))
+    assert double.x.dtype == torch.float64
+    assert double.block.edge_weight.dtype == double.block.in_weight.dtype == torch.float64
+    sparse = WholeGraph(make_graph(sparse=True), place("cpu", "64-true"))
+    assert sparse.x.dtype == torch.float64
+    mixed = place("cpu", "bf16-mixed")
+    with mixed.context():
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
+    with place("cpu", "32-true").context():
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
+
+
+def test_float32_graphs_are_not_copied(make_graph: MakeGraph) -> None:
+    graph = make_graph(weighted=True)
+    whole = WholeGraph(graph, place("cpu", "32-true"))
+    assert whole.block is whole.host_block
+    assert whole.x.data_ptr() == graph.x.values.data_ptr()
+
+
+def test_what_cannot_be_obeyed(make_graph: MakeGraph) -> None:
+    with pytest.raises(ConfigError, match="is not a device"):
+        place("gpu", "32-true")
+    with pytest.raises(ConfigError, match="Did you mean '32-true'"):
+        place("cpu", "32")
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigError, match="sees no CUDA device"):
+            place("cuda", "32-true")
+    with pytest.raises(ConfigError, match="has no features"):
+        WholeGraph(replace(make_graph(), x=None), place("cpu", "32-true"))
+    with pytest.raises(ConfigError, match="unknown strategy 'singel'. Did you mean 'single'"):
+        strategies.find("singel")

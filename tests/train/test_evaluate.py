@@ -1,0 +1,173 @@
+"""Layer-wise evaluation gives the numbers of one full-graph pass, in chunks that respect the budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from polyhop.errors import PolyhopError
+from polyhop.graph import Block, Graph
+from polyhop.nn import GAT, GCN, GCNII, GIN, DeepGCN, GraphSAGE
+from polyhop.strategies import WholeGraph, place
+from polyhop.train import evaluate
+from polyhop.train.evaluate import in_eval_mode, layerwise
+
+MakeGraph = Callable[..., Graph]
+MODELS = {
+    "gcn": lambda f, c: GCN(f, 8, num_layers=3, out_channels=c, dropout=0.5),
+    "sage": lambda f, c: GraphSAGE(f, 8, num_layers=2, out_channels=c, dropout=0.5, norm="batch_norm"),
+    "gat": lambda f, c: GAT(f, 8, num_layers=2, out_channels=c, dropout=0.5, heads=2),
+    "gin jk": lambda f, c: GIN(f, 8, num_layers=3, out_channels=c, jk="cat"),
+    "gcnii": lambda f, c: GCNII(f, 8, num_layers=3, out_channels=c, dropout=0.5),
+    "deep": lambda f, c: DeepGCN(f, 8, num_layers=3, out_channels=c, dropout=0.5),
+}
+
+
+def whole_pass(model: nn.Module, whole: WholeGraph) -> Tensor:
+    with in_eval_mode(model):
+        return model(whole.x, whole.block)
+
+
+def joined(model: nn.Module, whole: WholeGraph, **options: object) -> tuple[Tensor, int]:
+    chunks = list(layerwise(model, whole, **options))
+    assert [c[0] for c in chunks] == [0, *(c[1] for c in chunks[:-1])]
+    assert chunks[-1][1] == whole.features.num_rows
+    return torch.cat([logits for _, _, logits in chunks]), len(chunks)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("variant", ["plain", "weighted", "sparse"])
+def test_equals_one_pass_whatever_the_chunks(make_graph: MakeGraph, name: str, variant: str) -> None:
+    graph = make_graph(150, **({} if variant == "plain" else {variant: True}))
+    torch.manual_seed(0)
+    model = MODELS[name](graph.num_features, graph.num_classes).double()
+    whole = WholeGraph(graph, place("cpu", "64-true"))
+    expected = whole_pass(model, whole)
+    assert expected.abs().max() > 1e-3
+    for memory in (None, 1 << 30, 100_000, 20_000, 1):
+        logits, num_chunks = joined(model, whole, memory_bytes=memory)
+        torch.testing.assert_close(logits, expected, rtol=1e-12, atol=1e-12)
+        assert (num_chunks == 1) == (memory is None or memory == 1 << 30)
+        assert memory != 1 or num_chunks == 150
+
+
+def test_hidden_rows_in_files_give_the_same_bits(make_graph: MakeGraph, tmp_path: Path) -> None:
+    graph = make_graph(150)
+    model = MODELS["gcnii"](graph.num_features, graph.num_classes)
+    whole = WholeGraph(graph, place("cpu", "32-true"))
+    mapped = []
+    real = evaluate._mapped
+
+    def spy(shape: tuple[int, ...], dtype: torch.dtype, folder: Path) -> Tensor:
+        mapped.append(shape)
+        return real(shape, dtype, folder)
+
+    evaluate._mapped, kept = spy, evaluate._mapped
+    try:
+        spilled, _ = joined(model, whole, memory_bytes=5_000, spill_dir=tmp_path / "rows")
+        assert mapped == [(150, 8)] * 2 * 3  # "h" and "h0" of begin and of two layers
+        roomy, _ = joined(model, whole, memory_bytes=1 << 20, spill_dir=tmp_path / "rows")
+        assert len(mapped) == 6
+    finally:
+        evaluate._mapped = kept
+    in_memory, _ = joined(model, whole, memory_bytes=5_000)
+    assert torch.equal(spilled, in_memory)
+    torch.testing.assert_close(spilled, roomy, rtol=1e-5, atol=1e-6)
+    assert list((tmp_path / "rows").iterdir()) == []
+
+
+def test_a_full_disk_for_hidden_rows_is_an_error_not_a_crash(
+    make_graph: MakeGraph, tmp_path: Path, monkeypatch
+) -> None:
+    def refuse(handle: int, start: int, size: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(evaluate.os, "posix_fallocate", refuse)
+    graph = make_graph(60)
+    whole = WholeGraph(graph, place("cpu", "32-true"))
+    with pytest.raises(PolyhopError, match="cannot spill .* No space left"):
+        joined(MODELS["gcn"](graph.num_features, 3), whole, memory_bytes=1000, spill_dir=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+class Spy(GCN):
+    """Notes how many source rows each call of a layer held."""
+
+    seen: list[tuple[int, int, int]]
+
+    def layer(self, i: int, block: Block, state: dict[str, Tensor], **more: object) -> dict[str, Tensor]:
+        self.seen.append((i, block.num_src, block.num_dst))
+        assert state["h"].shape[0] == block.num_src
+        return super().layer(i, block, state, **more)
+
+
+def test_working_rows_stay_within_the_budget(make_graph: MakeGraph) -> None:
+    graph = make_graph(400, num_features=64)
+    model = Spy(64, 64, num_layers=2, out_channels=3)
+    model.seen = []
+    memory = 200_000
+    joined(model, WholeGraph(graph, place("cpu", "32-true")), memory_bytes=memory)
+    assert max(sources for _, sources, _ in model.seen) * 64 * 4 <= memory
+    assert sum(rows for i, _, rows in model.seen if i == 0) == 400
+    assert len(model.seen) > 4
+
+
+def test_last_layer_skips_chunks_nobody_asked_for(make_graph: MakeGraph) -> None:
+    graph = make_graph(200)
+    model = Spy(graph.num_features, 8, num_layers=2, out_channels=3)
+    model.seen = []
+    whole = WholeGraph(graph, place("cpu", "32-true"))
+    wanted = torch.tensor([3, 150])
+    chunks = list(layerwise(model, whole, memory_bytes=10_000, wanted=wanted))
+    expected, _ = joined(model, whole)
+    assert len(chunks) == 2
+    for start, stop, logits in chunks:
+        torch.testing.assert_close(logits, expected[start:stop])
+    assert {3, 150} <= {node for start, stop, _ in chunks for node in range(start, stop)}
+
+
+def test_plain_module_runs_on_the_full_graph(make_graph: MakeGraph) -> None:
+    class Plain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 3)
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            assert edge_index.shape[0] == 2
+            return self.linear(x).index_add(0, edge_index[1], self.linear(x)[edge_index[0]])
+
+    graph, model = make_graph(50), Plain()
+    whole = WholeGraph(graph, place("cpu", "32-true"))
+    logits, num_chunks = joined(model, whole, memory_bytes=1)
+    assert num_chunks == 1
+    torch.testing.assert_close(logits, model(graph.x.all(), graph.edge_index))
+
+
+def test_modes_come_back_and_gradients_are_off(make_graph: MakeGraph) -> None:
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(2, 2))
+    model.train()
+    model[0].eval()
+    with in_eval_mode(model):
+        assert not model[1].training
+        assert not model[1](torch.ones(1, 2)).requires_grad
+    assert (model.training, model[0].training, model[1].training) == (True, False, True)
+
+
+def test_poll_can_stop_it(make_graph: MakeGraph) -> None:
+    graph = make_graph(100)
+    whole = WholeGraph(graph, place("cpu", "32-true"))
+    calls = []
+
+    def poll() -> None:
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+
+    model = MODELS["gcn"](graph.num_features, 3)
+    with pytest.raises(KeyboardInterrupt):
+        joined(model, whole, memory_bytes=10_000, poll=poll)
+    assert model.training

@@ -1,0 +1,52 @@
+"""A checkpoint is recognised by what decides its meaning, and a difference is told by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from polyhop.graph import DenseFeatures, Graph, Split
+from polyhop.nn import GCN
+from polyhop.train.fingerprint import differences, fingerprint_graph, fingerprint_model
+
+MakeGraph = Callable[..., Graph]
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_graph_is_recognised_and_its_copies_told_apart(make_graph: MakeGraph, sparse: bool) -> None:
+    graph = make_graph(sparse=sparse)
+    same = fingerprint_graph(graph)
+    assert fingerprint_graph(make_graph(sparse=sparse)) == same
+    assert graph.y is not None
+    assert graph.split is not None
+    split = Split(graph.split.train, graph.split.test, graph.split.val)
+    others = {
+        "labels": replace(graph, y=graph.y.flip(0)),
+        "split": replace(graph, split=split),
+        "structure": replace(graph, indices=graph.indices.flip(0)),
+        "feature_rows": replace(graph, x=DenseFeatures(torch.randn(200, 8))),
+    }
+    for name, other in others.items():
+        assert [line.split(":")[0] for line in differences(same, fingerprint_graph(other))] == [name]
+
+
+def test_a_model_is_told_by_shapes_and_options() -> None:
+    one = fingerprint_model(GCN(8, 4, num_layers=2, out_channels=3))
+    assert fingerprint_model(GCN(8, 4, num_layers=2, out_channels=3)) == one
+    assert differences(one, fingerprint_model(GCN(8, 4, num_layers=2, out_channels=3, dropout=0.5)))
+    lines = differences(one, fingerprint_model(GCN(8, 5, num_layers=2, out_channels=3)))
+    assert any(
+        "shapes.convs.0.bias: the checkpoint has ['float32', 4], this run ['float32', 5]" in line
+        for line in lines
+    )
+
+
+def test_differences_are_told_by_path() -> None:
+    saved, now = {"config": {"lr": 0.1, "seed": 0}}, {"config": {"lr": 0.2, "seed": 0, "clip": 1.0}}
+    assert differences(saved, now) == [
+        "config.clip: the checkpoint has None, this run 1.0",
+        "config.lr: the checkpoint has 0.1, this run 0.2",
+    ]
