@@ -17,8 +17,7 @@ def main(bench: str, section: str, answer: str, quick: str) -> None:
     import torch
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    path = f"benchmarks.{bench}" if section == bench else f"benchmarks.{bench}.{section}"
-    figures = list(importlib.import_module(path).run(is_quick=quick == "1"))
+    figures = list(importlib.import_module(f"benchmarks.{bench}.{section}").run(is_quick=quick == "1"))
     Path(answer).write_text(json.dumps([asdict(figure) for figure in figures]))
 
 

@@ -6,7 +6,9 @@
 // fan-outs, a bit map for the rest.
 #pragma once
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 #ifdef __SSE2__
@@ -46,31 +48,45 @@ inline __attribute__((always_inline)) WideLanes multiply_even(const WideLanes& a
 #endif
 }
 
-// Low and high halves of a * b, lane by lane.
-inline __attribute__((always_inline)) void multiply(const Lanes& a, const Lanes& b, Lanes& low, Lanes& high) {
+// High halves of a * b, lane by lane.
+inline __attribute__((always_inline)) Lanes multiply_high(const Lanes& a, const Lanes& b) {
   const WideLanes even = multiply_even(WideLanes(a), WideLanes(b));
   const WideLanes odd = multiply_even(WideLanes(a) >> 32, WideLanes(b) >> 32);
-  low = Lanes((even & 0xFFFFFFFFu) | (odd << 32));
-  high = Lanes((even >> 32) | (odd & ~uint64_t(0xFFFFFFFFu)));
+  return Lanes((even >> 32) | (odd & ~uint64_t(0xFFFFFFFFu)));
 }
 
-// philox(key, id[l], other) for one id per lane.
+// Whether any lane of a comparison holds.
+inline __attribute__((always_inline)) bool any(const SignedLanes& holds) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask(__m512i(holds), __m512i(holds)) != 0;
+#elif defined(__AVX2__)
+  return _mm256_movemask_epi8(__m256i(holds)) != 0;
+#elif defined(__SSE2__)
+  return _mm_movemask_epi8(__m128i(holds)) != 0;
+#else
+  return (holds[0] | holds[1] | holds[2] | holds[3]) != 0;
+#endif
+}
+
+// philox(key, id[l], other) for one id per lane. Even and odd lanes go apart, each in the low half of 64 bits; what is in
+// the high halves is never read.
 inline void philox_lanes(uint64_t key, const Lanes& id_low, const Lanes& id_high, uint32_t other, Lanes out[4]) {
-  const Lanes m0 = Lanes{} + kPhiloxM0, m1 = Lanes{} + kPhiloxM1;
-  Lanes c0 = id_low, c1 = id_high, c2 = Lanes{} + other, c3{};
+  const WideLanes m0 = WideLanes{} + kPhiloxM0, m1 = WideLanes{} + kPhiloxM1, zero{};
+  WideLanes even[4] = {WideLanes(id_low), WideLanes(id_high), zero + other, zero};
+  WideLanes odd[4] = {WideLanes(id_low) >> 32, WideLanes(id_high) >> 32, zero + other, zero};
   uint32_t k0 = uint32_t(key), k1 = uint32_t(key >> 32);
   for (int round = 0; round < 10; ++round) {
-    Lanes low0, high0, low1, high1;
-    multiply(c0, m0, low0, high0);
-    multiply(c2, m1, low1, high1);
-    c0 = high1 ^ c1 ^ k0;
-    c2 = high0 ^ c3 ^ k1;
-    c1 = low1;
-    c3 = low0;
+    for (WideLanes* c : {even, odd}) {
+      const WideLanes p0 = multiply_even(c[0], m0), p1 = multiply_even(c[2], m1);
+      c[0] = (p1 >> 32) ^ c[1] ^ uint64_t(k0);
+      c[2] = (p0 >> 32) ^ c[3] ^ uint64_t(k1);
+      c[1] = p1;
+      c[3] = p0;
+    }
     k0 += kPhiloxW0;
     k1 += kPhiloxW1;
   }
-  out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;
+  for (int i = 0; i < 4; ++i) out[i] = Lanes((even[i] & 0xFFFFFFFFu) | (odd[i] << 32));
 }
 
 // Floyd for one node per lane: picks[k][l] is the k-th smallest pick of lane l. Needs fanout < degree <= kNarrow.
@@ -80,9 +96,7 @@ inline void floyd_lanes(uint64_t key, const Lanes& id_low, const Lanes& id_high,
   Lanes last = degree - uint32_t(fanout);  // j: the largest position this draw may take
   for (int i = 0; i < fanout; ++i, last += 1) {
     if (i % 4 == 0) philox_lanes(key, id_low, id_high, uint32_t(i / 4), words);
-    Lanes low, high;
-    multiply(words[i % 4], last + 1, low, high);
-    SignedLanes t = SignedLanes(high), taken{};
+    SignedLanes t = SignedLanes(multiply_high(words[i % 4], last + 1)), taken{};
     for (int k = 0; k < i; ++k) taken |= picks[k] == t;
     t = taken ? SignedLanes(last) : t;
     for (int k = 0; k < i; ++k) {  // insert into the ascending picks
@@ -129,36 +143,41 @@ class Labor {
  public:
   template <class Index, class Out>
   void draw(uint64_t key, const Index* sources, int64_t degree, int64_t fanout, Out* picks) {
-    const size_t wanted = size_t(fanout), room = wanted + std::max<size_t>(wanted, 4 * kLanes);
-    best_.clear();
-    uint64_t bound = ~uint64_t(0);
-    for (int64_t begin = 0; begin < degree; begin += kLanes) {
-      const int count = int(std::min<int64_t>(kLanes, degree - begin));
-      Lanes low{}, high{}, words[4];
-      for (int l = 0; l < count; ++l) {
-        const uint64_t id = uint64_t(sources[begin + l]);
-        low[l] = uint32_t(id), high[l] = uint32_t(id >> 32);
-      }
-      philox_lanes(key, low, high, 0, words);
-      for (int l = 0; l < count; ++l) {
-        const uint64_t rank = uint64_t(words[0][l]) << 32 | uint64_t(begin + l);
-        if (rank < bound) best_.push_back(rank);
-      }
-      if (best_.size() >= room) bound = keep(wanted);
-    }
-    keep(wanted);
-    for (size_t i = 0; i < wanted; ++i) picks[i] = Out(best_[i] & 0xFFFFFFFFu);
-    std::sort(picks, picks + wanted);
+    // Few numbers are below a little more than fanout / degree; in the rare case that too few are, all are looked at.
+    const double likely = (double(fanout) + 4 * std::sqrt(double(fanout)) + 4) / double(degree);
+    if (likely < 1) scan(key, sources, degree, uint32_t(likely * 4294967296.0));
+    if (likely >= 1 || int64_t(best_.size()) < fanout) scan(key, sources, degree, ~0u);
+    std::nth_element(best_.begin(), best_.begin() + fanout - 1, best_.end());
+    for (int64_t i = 0; i < fanout; ++i) picks[i] = Out(best_[size_t(i)] & 0xFFFFFFFFu);
+    std::sort(picks, picks + fanout);
   }
 
  private:
-  uint64_t keep(size_t wanted) {
-    std::nth_element(best_.begin(), best_.begin() + long(wanted) - 1, best_.end());
-    best_.resize(wanted);
-    return best_.back();
+  // All sources whose number is at most `bound`.
+  template <class Index>
+  void scan(uint64_t key, const Index* sources, int64_t degree, uint32_t bound) {
+    best_.clear();
+    for (int64_t begin = 0; begin < degree; begin += kLanes) {
+      const int count = int(std::min<int64_t>(kLanes, degree - begin));
+      Lanes low{}, high{}, words[4];
+      load(sources + begin, count, low, high);
+      philox_lanes(key, low, high, 0, words);
+      if (!any(words[0] <= bound)) continue;
+      for (int l = 0; l < count; ++l)
+        if (words[0][l] <= bound) best_.push_back(uint64_t(words[0][l]) << 32 | uint64_t(begin + l));
+    }
   }
 
-  std::vector<uint64_t> best_;  // (source's number << 32 | position), unordered
+  template <class Index>
+  static void load(const Index* ids, int count, Lanes& low, Lanes& high) {
+    if (sizeof(Index) == 4 && count == kLanes) {
+      std::memcpy(&low, ids, sizeof(low));
+      return;
+    }
+    for (int l = 0; l < count; ++l) low[l] = uint32_t(ids[l]), high[l] = uint32_t(uint64_t(ids[l]) >> 32);
+  }
+
+  std::vector<uint64_t> best_;  // (source's number << 32 | position): the earlier position wins a tie
 };
 
 }  // namespace

@@ -13,6 +13,9 @@ import pytest
 if TYPE_CHECKING:
     from polyhop.graph import Graph
 
+# One thread unless told: two threads that wait for each other on a busy machine make tiny graphs slow.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -26,7 +29,7 @@ def data_dir() -> Path:
     return folder
 
 
-def two_communities(num_nodes: int = 80, num_features: int = 12, seed: int = 0) -> dict[str, np.ndarray]:
+def _two_communities(num_nodes: int = 80, num_features: int = 12, seed: int = 0) -> dict[str, np.ndarray]:
     """Arrays of a graph in the .npz format: two communities, noisy features, split 1/2, 1/4, 1/4. Learnt in seconds."""
     rng = np.random.default_rng(seed)
     y = (np.arange(num_nodes) % 2).astype(np.int8)
@@ -51,7 +54,7 @@ def two_communities(num_nodes: int = 80, num_features: int = 12, seed: int = 0) 
 def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data folder with one small graph, ``tiny``."""
     folder = tmp_path_factory.mktemp("data")
-    np.savez(folder / "tiny.npz", **two_communities())
+    np.savez(folder / "tiny.npz", **_two_communities())
     return folder
 
 
@@ -87,7 +90,7 @@ def planted_graph(
     indptr = torch.zeros(num_nodes + 1, dtype=torch.int64)
     indptr[1:] = torch.bincount(dst, minlength=num_nodes).cumsum(0)
     x = torch.randn(num_nodes, num_features, generator=rng)
-    x[:, :num_classes] += torch.nn.functional.one_hot(y, num_classes) * 0.8
+    x[:, :num_classes] += torch.nn.functional.one_hot(y, num_classes) * 1.5
     if sparse:
         csr = (x * (x > 0.3)).to_sparse_csr()
         rows = SparseRows(csr.crow_indices(), csr.col_indices().int(), csr.values(), num_features)
@@ -109,3 +112,9 @@ def planted_graph(
         num_classes=num_classes,
         name="planted",
     )
+
+
+@pytest.fixture(scope="session")
+def two_communities() -> Callable[..., dict[str, np.ndarray]]:
+    """``two_communities(num_nodes=80, num_features=12, seed=0)`` -> arrays of a graph in the .npz format."""
+    return _two_communities

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import pkgutil
+import tomllib
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 import polyhop
 
+PACKAGE = Path(polyhop.__file__).parent
 NAMES = sorted(
-    module.name
-    for module in pkgutil.walk_packages(polyhop.__path__, "polyhop.")
-    if not module.name.endswith("__main__")
+    ".".join(("polyhop", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
+    for path in PACKAGE.rglob("*.py")
+    if path.parent != PACKAGE or path.stem not in ("__init__", "__main__")
 )
 
 
@@ -50,6 +52,11 @@ def test_module_lists_its_public_names(name: str) -> None:
 def test_package_lists_its_public_names() -> None:
     assert complaints(polyhop) == []
     assert set(polyhop.__all__) <= set(dir(polyhop))
+
+
+def test_version_is_that_of_the_project() -> None:
+    project = tomllib.loads((PACKAGE.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
+    assert polyhop.__version__ == project["project"]["version"]
 
 
 def test_unknown_name_is_an_attribute_error() -> None:

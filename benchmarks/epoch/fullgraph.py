@@ -56,7 +56,7 @@ def _epoch(
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        losses[name] = float(loss)
+        losses[name] = float(loss.detach())
 
     return epoch
 

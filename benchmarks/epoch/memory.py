@@ -25,7 +25,7 @@ from polyhop.sample import MiniBatch
 
 __all__ = ["run"]
 
-PYG_LAYOUTS = ("mean-csr32", "csr32", "plain")
+PYG_LAYOUTS = ("mean-csr32", "csr32", "plain", "trim_to_layer")
 
 
 def run(*, is_quick: bool) -> Iterator[Figure]:
@@ -107,6 +107,7 @@ def _dgl_side(folder: Path) -> tuple[int, Outcome]:
     del graph
     before = _status("VmRSS")
     model = dgl_side.Sage(WIDTHS)
+    model.load(our_model().state_dict())
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
     done = Outcome()
     for blocks, rows, labels in dgl_side.batches(dgl_side.loader(made, train, NUM_NEIGHBORS, BATCH), x, y):
@@ -121,7 +122,8 @@ def _pyg_side(folder: Path, layout: str) -> tuple[int, Outcome]:
     x, y = _array(folder, "x"), _array(folder, "y")
     graph = (_array(folder, "indptr"), _array(folder, "indices").long())
     before = _status("VmRSS")
-    model = pyg_side.Sage(WIDTHS, layout)
+    model = pyg_side.SageTrimmed(WIDTHS) if layout == "trim_to_layer" else pyg_side.Sage(WIDTHS, layout)
+    model.load_state_dict(our_model().state_dict())
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
     done = Outcome()
     for path in sorted(folder.glob("batch*.npz")):

@@ -58,7 +58,7 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, logits: Tensor, y: 
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
     optimizer.step()
-    return float(loss)
+    return float(loss.detach())
 
 
 def our_epoch(model: GraphSAGE, batches: Iterable[Loaded]) -> Outcome:

@@ -128,6 +128,7 @@ class Hop {
       const int64_t id = s_.ids[flight.first + i], begin = indptr_[id], degree = indptr_[id + 1] - begin;
       if (check_ && (degree < 0 || begin < 0 || begin + degree > s_.num_edges)) throw Failure{kBadRow, id};
       rows[i] = {id, begin, degree, total};
+      if (method_ == kLabor) ask_list(begin, degree);
       total += fanout_ < 0 ? degree : std::min(degree, fanout_);
       ends[i] = layer_.num_edges + total;
     }
@@ -137,6 +138,12 @@ class Hop {
     layer_.num_edges += total;
     choose(rows, flight.num_dst, flight.position.data());
     for (int64_t e = 0; e < total; ++e) __builtin_prefetch(&indices_[flight.position[e]], 0, 3);
+  }
+
+  // LABOR reads whole lists: their first lines are asked for here, the rest is a stream the processor sees.
+  void ask_list(int64_t begin, int64_t degree) {
+    constexpr int64_t kLine = 64 / sizeof(Index);
+    for (int64_t k = 0; k < std::min(degree, 4 * kLine); k += kLine) __builtin_prefetch(&indices_[begin + k], 0, 3);
   }
 
   struct Row {

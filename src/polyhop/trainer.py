@@ -91,7 +91,7 @@ class Trainer(Config):
             )
             shown.start(facts, self.max_epochs)
             stop = stack.enter_context(StopRequest())
-            stack.enter_context(_own_random_state())
+            stack.enter_context(_own_random_state(placement.device))
             tools = self._tools(run, task, whole, shown, stop, trace)
             asked = loop.Options(
                 self.max_epochs, self.seed, self.clip, self.eval_every, self.patience, self.checkpoint_every
@@ -304,7 +304,7 @@ class _Run:
 
 
 @contextmanager
-def _own_random_state() -> Iterator[None]:
+def _own_random_state(device: torch.device) -> Iterator[None]:
     """Whatever is drawn or seeded inside, torch's generators come out as they went in."""
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         yield

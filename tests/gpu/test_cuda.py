@@ -71,7 +71,9 @@ def test_dropout_drops_the_same_units_on_every_device() -> None:
 def test_models_give_the_cpu_values(graph: Graph, model) -> None:
     torch.manual_seed(0)
     net = model(graph.num_features, 16, num_layers=3, out_channels=graph.num_classes, dropout=0.5).double()
-    batch = NeighbourSampler(graph, [5, 5, 5], seed=1).sample(torch.arange(0, graph.num_nodes, 9), epoch=0, step=0)
+    batch = NeighbourSampler(graph, [5, 5, 5], seed=1).sample(
+        torch.arange(0, graph.num_nodes, 9), epoch=0, step=0
+    )
     x = graph.x.gather(batch.input_ids).double()
 
     def run(device: torch.device) -> tuple[torch.Tensor, ...]:

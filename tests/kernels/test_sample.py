@@ -84,7 +84,16 @@ def draw_alike(degree: int, fanout: int, nodes: int, method: str) -> np.ndarray:
 @pytest.mark.parametrize("method", ["uniform", "labor"])
 @pytest.mark.parametrize(
     ("degree", "fanout", "nodes"),
-    [(2, 1, 20_000), (5, 2, 20_000), (6, 3, 20_000), (7, 6, 20_000), (9, 4, 30_000), (66, 65, 20_000), (67, 65, 40_000)],
+    [
+        (2, 1, 20_000),
+        (5, 2, 20_000),
+        (6, 3, 20_000),
+        (7, 6, 20_000),
+        (9, 4, 30_000),
+        (66, 65, 20_000),
+        (67, 65, 40_000),
+        (200, 1, 40_000),
+    ],
 )
 def test_all_subsets_are_equally_likely(degree: int, fanout: int, nodes: int, method: str) -> None:
     """Fan-outs up to 64 go through vector lanes, larger ones through the bit map."""
@@ -144,7 +153,9 @@ def test_block_semantics(fanouts: list[int], method: str) -> None:
     """min(d, f) distinct edges of the graph per destination; sources are the destinations, then new nodes as they appear."""
     indptr, indices = random_graph()
     seeds = torch.tensor([5, 0, 17, 2999, 3])
-    sampled = Sampler(indptr, indices, keep_edges=True).sample(seeds, fanouts, keys(len(fanouts)), method=method)
+    sampled = Sampler(indptr, indices, keep_edges=True).sample(
+        seeds, fanouts, keys(len(fanouts)), method=method
+    )
     ids = seeds
     for layer, fanout in zip(sampled.layers, fanouts):
         degree = indptr[ids + 1] - indptr[ids]
@@ -171,7 +182,9 @@ def test_block_semantics(fanouts: list[int], method: str) -> None:
 def test_native_equals_reference(fanouts: list[int], method: str, dtype: torch.dtype) -> None:
     indptr, indices = random_graph(dtype=dtype)
     seeds = torch.randperm(3000, generator=torch.Generator().manual_seed(1))[:200]
-    expected = sample_reference(indptr, indices, seeds, fanouts, keys(len(fanouts)), method=method, keep_edges=True)
+    expected = sample_reference(
+        indptr, indices, seeds, fanouts, keys(len(fanouts)), method=method, keep_edges=True
+    )
     for table in ("dense", "hash"):
         sampler = Sampler(indptr, indices, keep_edges=True, table=table)
         assert_same(sampler.sample(seeds, fanouts, keys(len(fanouts)), method=method), expected)
@@ -181,7 +194,9 @@ def test_native_equals_reference(fanouts: list[int], method: str, dtype: torch.d
 @given(data=st.data())
 def test_native_equals_reference_on_any_graph(data: st.DataObject) -> None:
     nodes = data.draw(st.integers(1, 30))
-    lists = data.draw(st.lists(st.lists(st.integers(0, nodes - 1), max_size=12), min_size=nodes, max_size=nodes))
+    lists = data.draw(
+        st.lists(st.lists(st.integers(0, nodes - 1), max_size=12), min_size=nodes, max_size=nodes)
+    )
     fanouts = data.draw(st.lists(st.sampled_from([-1, 1, 2, 3, 7]), min_size=1, max_size=4))
     seeds = torch.tensor(data.draw(st.lists(st.integers(0, nodes - 1), unique=True)), dtype=torch.int64)
     method = data.draw(st.sampled_from(["uniform", "labor"]))
@@ -189,7 +204,9 @@ def test_native_equals_reference_on_any_graph(data: st.DataObject) -> None:
     indptr, indices = csc(lists)
     expected = sample_reference(indptr, indices, seeds, fanouts, key, method=method)
     for table in ("dense", "hash"):
-        assert_same(Sampler(indptr, indices, table=table).sample(seeds, fanouts, key, method=method), expected)
+        assert_same(
+            Sampler(indptr, indices, table=table).sample(seeds, fanouts, key, method=method), expected
+        )
 
 
 def test_ids_above_32_bits_of_a_key_are_told_apart() -> None:
@@ -213,7 +230,8 @@ def test_batches_leave_no_trace(table: str) -> None:
         used.sample(torch.tensor([7, 8, 7]), [3], keys(1))
     seeds = torch.arange(100, 200)
     assert_same(
-        used.sample(seeds, [4, 4], keys(2)), Sampler(indptr, indices, table=table).sample(seeds, [4, 4], keys(2))
+        used.sample(seeds, [4, 4], keys(2)),
+        Sampler(indptr, indices, table=table).sample(seeds, [4, 4], keys(2)),
     )
 
 
@@ -230,21 +248,24 @@ def test_labor_shares_draws() -> None:
 
 
 def test_labor_reaches_fewer_nodes() -> None:
-    indptr, indices = random_graph()
-    seeds = torch.arange(500, 1000)
+    """500 nodes that keep 5 of 40 shared sources: about 2,000 / 8 sources have a number small enough to matter."""
+    indptr = torch.arange(2001) * 40
+    indices = torch.randint(2000, (80_000,), generator=torch.Generator().manual_seed(0))
     uniform, labor = (
-        Sampler(indptr, indices).sample(seeds, [10, 10], keys(2), method=method) for method in ("uniform", "labor")
+        Sampler(indptr, indices).sample(torch.arange(500), [5], keys(1), method=method)
+        for method in ("uniform", "labor")
     )
     assert labor.layers[0].indices.numel() == uniform.layers[0].indices.numel()
-    assert labor.src_ids.numel() < 0.95 * uniform.src_ids.numel()
+    assert labor.src_ids.numel() - 500 < 0.5 * (uniform.src_ids.numel() - 500)
 
 
 def test_labor_breaks_ties_by_position() -> None:
-    """The same source many times has one number: the first positions win."""
-    sampler = Sampler(*csc([[1] * 30, []]), keep_edges=True)
-    (layer,) = sampler.sample(torch.tensor([0]), [4], keys(1), method="labor").layers
-    assert layer.edge is not None
-    assert layer.edge.tolist() == [0, 1, 2, 3]
+    """The same source many times has one number, small or large: the first positions win."""
+    sampler = Sampler(*csc([[1] * 300, []]), keep_edges=True)
+    for seed in range(20):
+        (layer,) = sampler.sample(torch.tensor([0]), [4], keys(1, seed), method="labor").layers
+        assert layer.edge is not None
+        assert layer.edge.tolist() == [0, 1, 2, 3]
 
 
 def test_isolated_and_empty_seeds() -> None:
@@ -320,7 +341,7 @@ def digest() -> str:
     return hashlib.sha256(b"".join(part.numpy().tobytes() for part in parts)).hexdigest()
 
 
-@pytest.mark.parametrize("isa", ["base", "avx2", "avx512"])
+@pytest.mark.parametrize("isa", ["base", "avx2"])
 def test_every_instruction_set_and_process_draws_alike(isa: str) -> None:
     code = f"import runpy; print(runpy.run_path({__file__!r})['digest']())"
     env = {**os.environ, "POLYHOP_ISA": isa}

@@ -115,7 +115,9 @@ def assert_same() -> Callable[..., None]:
 
 
 @pytest.fixture
-def same_as_pyg(assert_same: Callable[..., None], tiny_weights: Callable[[nn.Module], nn.Module]) -> Callable[..., None]:
+def same_as_pyg(
+    assert_same: Callable[..., None], tiny_weights: Callable[[nn.Module], nn.Module]
+) -> Callable[..., None]:
     """Loads state dicts both ways, strictly, then compares values and gradients."""
 
     def check(
@@ -157,7 +159,9 @@ def cut(
     unused = [v for v in range(sample.num_nodes) if v not in wanted and v not in others]
     order = others[:first] + destinations.tolist() + others[first:] + unused[:extra]
     row = {v: i for i, v in enumerate(order)}
-    counts = torch.bincount(torch.tensor([position[int(dst[e])] for e in edges], dtype=torch.int64), minlength=len(destinations))
+    counts = torch.bincount(
+        torch.tensor([position[int(dst[e])] for e in edges], dtype=torch.int64), minlength=len(destinations)
+    )
     indptr = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
     ids = torch.tensor(order)
     n = sample.num_nodes

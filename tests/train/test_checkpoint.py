@@ -123,7 +123,7 @@ def test_a_newer_format_is_refused_not_skipped(store: Checkpoints, monkeypatch: 
     monkeypatch.setattr(checkpoint, "FORMAT", 9)
     store.save(1, files(1), {})
     monkeypatch.undo()
-    with pytest.raises(CheckpointError, match="format 9.*upgrade polyhop"):
+    with pytest.raises(CheckpointError, match=r"format 9.*upgrade polyhop"):
         store.newest()
 
 

@@ -89,7 +89,7 @@ def test_a_full_disk_for_hidden_rows_is_an_error_not_a_crash(
     monkeypatch.setattr(evaluate.os, "posix_fallocate", refuse)
     graph = make_graph(60)
     whole = WholeGraph(graph, place("cpu", "32-true"))
-    with pytest.raises(PolyhopError, match="cannot spill .* No space left"):
+    with pytest.raises(PolyhopError, match=r"cannot spill .* No space left"):
         joined(MODELS["gcn"](graph.num_features, 3), whole, memory_bytes=1000, spill_dir=tmp_path)
     assert list(tmp_path.iterdir()) == []
 

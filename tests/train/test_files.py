@@ -44,5 +44,5 @@ def test_tensors_survive_and_damage_is_named(tmp_path: Path) -> None:
     assert torch.equal(back["same"], weight)
     assert torch.equal(back["turned"], weight.T)
     path.write_bytes(b"no tensors")
-    with pytest.raises(CheckpointError, match="w.safetensors"):
+    with pytest.raises(CheckpointError, match=r"w.safetensors"):
         read_tensors(path)

@@ -26,7 +26,11 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, may_continue=True)
     with pytest.raises(ConfigError, match="in use by another process"):
         RunFolder(tmp_path, may_continue=True)
-    code = f"from pathlib import Path\nfrom polyhop.train.folder import RunFolder\nRunFolder(Path({str(tmp_path)!r}), may_continue=True)"
+    code = f"""
+from pathlib import Path
+from polyhop.train.folder import RunFolder
+RunFolder(Path({str(tmp_path)!r}), may_continue=True)
+"""
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "in use by another process" in other.stderr
     folder.close()
@@ -50,7 +54,7 @@ def test_records_past_the_checkpoint_are_dropped(tmp_path: Path) -> None:
 
 def test_an_impossible_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="run_dir=.* cannot be used"):
+    with pytest.raises(ConfigError, match=r"run_dir=.* cannot be used"):
         RunFolder(tmp_path / "file" / "run", may_continue=False)
 
 

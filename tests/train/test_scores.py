@@ -55,7 +55,7 @@ def test_scores_do_not_depend_on_chunks(make_graph: MakeGraph, kind: str, size: 
 
 
 def test_unknown_split(make_graph: MakeGraph) -> None:
-    with pytest.raises(ConfigError, match="unknown split 'valid'. Did you mean 'val'"):
+    with pytest.raises(ConfigError, match=r"unknown split 'valid'. Did you mean 'val'"):
         score_splits(chunks_of(LOGITS, 50), task_of(make_graph()), ("valid",))
 
 

@@ -105,7 +105,7 @@ def test_what_cannot_be_saved_is_said() -> None:
             pass
 
     odd = Odd(2, 2)
-    with pytest.raises(CheckpointError, match="no tensor.*_extra_state"):
+    with pytest.raises(CheckpointError, match=r"no tensor.*_extra_state"):
         Session(odd, torch.optim.SGD(odd.parameters()), Buffered()).tensors()
     model, stranger = nn.Linear(2, 2), nn.Linear(2, 2)
     with pytest.raises(ConfigError, match="2 parameters that the model does not"):

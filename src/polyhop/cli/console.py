@@ -34,11 +34,10 @@ def explained() -> Iterator[None]:
         except (PolyhopError, OSError, ModuleNotFoundError, MemoryError) as error:
             if os.environ.get("POLYHOP_TRACEBACK", "0") not in ("", "0"):
                 raise
-            print(
-                f"polyhop: {'' if isinstance(error, Interrupted) else 'error: '}{_line(error)}",
-                file=sys.stderr,
-            )
-            raise SystemExit(143 if isinstance(error, Interrupted) else 1) from None
+            is_stop = isinstance(error, Interrupted)
+            print(f"polyhop: {'' if is_stop else 'error: '}{_line(error)}", file=sys.stderr)
+            stopped = 130 if "SIGINT" in str(error) else 143
+            raise SystemExit(stopped if is_stop else 1) from None
 
 
 def _line(error: BaseException) -> str:

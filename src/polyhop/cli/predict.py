@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -45,8 +46,9 @@ def command(
 ) -> None:
     """Predict every node with the best weights of a run.
 
-    Exact: all neighbours, layer by layer, in bounded memory. A .npy file holds the scores (logits) [nodes, classes]; a .csv file one line per node: id, class, probability; for
-    multi-label graphs the classes with a probability above one half, joined by ";".
+    Exact: all neighbours, layer by layer, in bounded memory. A .npy file holds the scores (logits) [nodes, classes]; a .csv
+    file one line per node: id, class, probability; for multi-label graphs the classes with a probability above one half,
+    joined by ";".
 
     \b
     Examples:
@@ -61,27 +63,35 @@ def command(
         raise InputError(f"{run} is not a folder: expected a run folder made by 'polyhop train'")
     recipe = Recipe.read(run)
     if data_dir is not None:
-        recipe = Recipe(**{**vars(recipe), "data_dir": str(data_dir)})
+        recipe = replace(recipe, data_dir=str(data_dir))
     graph = recipe.load(data)
-    model = recipe.build(graph)
+    model = recipe.build()
     weights, where = _weights(run)
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
-        raise CheckpointError(f"{where} does not fit the model for {graph.name!r}: {error}") from error
+        raise CheckpointError(f"{where} does not fit the model of {run}/command.json: {error}") from error
     trainer = Trainer(device=device, memory=memory, progress="none")
     scores = trainer.predict(model, graph, out if out is not None and out.suffix == ".npy" else None)
     if out is not None and out.suffix == ".csv":
-        _write_csv(out, scores, graph)
-    found = _evaluate(trainer, model, graph)
-    facts: dict[str, Any] = {"graph": graph.name, "nodes": graph.num_nodes, "classes": graph.num_classes}
-    facts |= {"weights": str(where), **found, "out": None if out is None else str(out)}
+        _write_csv(out, scores, graph, recipe.num_classes)
+    facts: dict[str, Any] = {
+        "graph": graph.name,
+        "nodes": graph.num_nodes,
+        "classes": recipe.num_classes,
+        "weights": str(where),
+        "metric": graph.metric,
+        "scores": _measure(scores, graph),
+        "out": None if out is None else str(out),
+    }
     if as_json:
         console.print_json(facts)
-    else:
-        console.show_table(
-            [(name, _shown(name, value)) for name, value in facts.items() if value is not None]
-        )
+        return
+    measured = [
+        (f"{split} {graph.metric}", f"{100 * value:.2f} %") for split, value in facts["scores"].items()
+    ]
+    rows = [("graph", graph.name), ("nodes", f"{graph.num_nodes:,}"), ("weights", str(where)), *measured]
+    console.show_table([*rows, *([] if out is None else [("written", str(out))])])
 
 
 def _weights(run: Path) -> tuple[dict[str, Tensor], Path]:
@@ -97,30 +107,27 @@ def _weights(run: Path) -> tuple[dict[str, Tensor], Path]:
     return found.tensors.get("best", found.tensors["model"]), found.path
 
 
-def _evaluate(trainer: Any, model: Any, graph: Graph) -> dict[str, float]:
-    """The metric of every split that has labelled nodes."""
+def _measure(scores: Any, graph: Graph) -> dict[str, float]:
+    """The graph's metric for every split that has labelled nodes."""
     import torch
+
+    from polyhop.train.metrics import METRICS
 
     if graph.y is None or graph.split is None:
         return {}
-    has_label = torch.ones(graph.num_nodes, dtype=torch.bool) if graph.is_multilabel else graph.y >= 0
-    splits = {
-        name: ids for name, ids in vars(graph.split).items() if ids.numel() and bool(has_label[ids].any())
-    }
-    return {f"{name} {graph.metric}": trainer.evaluate(model, graph, name)[graph.metric] for name in splits}
+    found = {}
+    for name, ids in vars(graph.split).items():
+        labelled = ids if graph.is_multilabel else ids[graph.y[ids] >= 0]
+        if labelled.numel():
+            found[name] = METRICS[graph.metric](torch.as_tensor(scores[labelled]), graph.y[labelled])
+    return found
 
 
-def _shown(name: str, value: Any) -> str:
-    if isinstance(value, float):
-        return f"{100 * value:.2f} %"
-    return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def _write_csv(path: Path, scores: Any, graph: Graph) -> None:
+def _write_csv(path: Path, scores: Any, graph: Graph, num_classes: int) -> None:
     """id, class, probability; complete or absent."""
     import torch
 
-    names = _class_names(graph)
+    names = _class_names(graph, num_classes)
     temporary = path.with_name(f".{path.name}.part")
     try:
         with temporary.open("w", newline="", encoding="utf-8") as file:
@@ -134,11 +141,11 @@ def _write_csv(path: Path, scores: Any, graph: Graph) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _class_names(graph: Graph) -> list[str]:
+def _class_names(graph: Graph, num_classes: int) -> list[str]:
     listed = graph.meta.get("classes")
-    if isinstance(listed, list) and len(listed) == graph.num_classes:
+    if isinstance(listed, list) and len(listed) == num_classes:
         return [str(name) for name in listed]
-    return [str(number) for number in range(graph.num_classes)]
+    return [str(number) for number in range(num_classes)]
 
 
 def _rows(scores: Tensor, names: list[str], start: int, is_multilabel: bool) -> list[tuple[int, str, str]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,12 +38,15 @@ class Recipe:
 
     source: str  # what polyhop.load takes: a name, a path, synth:...
     data_dir: str | None = None
+    nodes: str | None = None  # the node table of a file of edges
     split: int | str = 0
     model: str = "sage"
     hidden: int = 256
     layers: int = 2
     dropout: float = 0.5
     more: dict[str, Any] = field(default_factory=dict)  # heads, norm, jk
+    num_features: int = 0  # of the graph it was trained on; 0 = not loaded yet
+    num_classes: int = 0
 
     def __post_init__(self) -> None:
         if self.model not in MODELS:
@@ -58,35 +63,61 @@ class Recipe:
         """The graph; or another one, read in the same way."""
         from polyhop.datasets import load
 
-        return load(source or self.source, data_dir=self.data_dir, split=self.split)
+        nodes = self.nodes if source is None else None
+        return load(source or self.source, data_dir=self.data_dir, nodes=nodes, split=self.split)
 
-    def build(self, graph: Graph, seed: int = 0) -> nn.Module:
-        """The model for this graph, its weights drawn from the seed."""
-        import torch
-
-        from polyhop import nn
-
+    def fitted(self, graph: Graph) -> Recipe:
+        """This recipe with the widths of the graph to train on."""
         if graph.num_features == 0 or graph.num_classes == 0:
             raise InputError(
                 f"graph {graph.name!r} has {graph.num_features} features and {graph.num_classes} classes: "
                 "training needs both (see 'polyhop data')"
             )
+        return replace(self, num_features=graph.num_features, num_classes=graph.num_classes)
+
+    def build(self, seed: int = 0) -> nn.Module:
+        """The model for a graph that it was fitted to, its weights drawn from the seed."""
+        import torch
+
+        from polyhop import nn
+
+        more = dict(self.more)
+        if more.get("norm") == "layer" and "jk" in MODELS[self.model][1]:
+            more["norm_kwargs"] = {
+                "mode": "node"
+            }  # PyG's default looks at all rows together, which blocks do not allow
         torch.manual_seed(seed)
         made: nn.Model = getattr(nn, MODELS[self.model][0])(
-            graph.num_features,
+            self.num_features,
             self.hidden,
             num_layers=self.layers,
-            out_channels=graph.num_classes,
+            out_channels=self.num_classes,
             dropout=self.dropout,
-            **self.more,
+            **more,
         )
         return made
 
-    def save(self, run_dir: Path) -> None:
-        """Write it into a run folder that does not hold one yet."""
+    @contextmanager
+    def kept_in(self, run_dir: Path) -> Iterator[None]:
+        """Write it into the run folder before training, so that a killed run has it too; a continued run keeps its own.
+
+        If training does not get as far as starting a run, the folder is left as it was found.
+        """
+        if (run_dir / "config.json").exists():
+            yield
+            return
+        made = [path for path in (run_dir, *run_dir.parents) if not path.exists()]
         run_dir.mkdir(parents=True, exist_ok=True)
-        if not (run_dir / _FILE).exists():
-            (run_dir / _FILE).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        (run_dir / _FILE).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        try:
+            yield
+        except BaseException:
+            if not (run_dir / "config.json").exists():
+                (run_dir / _FILE).unlink()
+                with suppress(OSError):
+                    for path in made:
+                        path.rmdir()
+            raise
 
     @classmethod
     def read(cls, run_dir: Path) -> Recipe:

@@ -9,13 +9,14 @@ import typer
 
 from polyhop.cli import console
 from polyhop.cli.recipe import MODELS, Recipe
-from polyhop.errors import ConfigError, UnsupportedError, unknown
+from polyhop.cli.result import show_result
+from polyhop.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
     from torch import nn
 
     from polyhop.graph import Graph
-    from polyhop.trainer import Result, Trainer
+    from polyhop.trainer import Trainer
 
 __all__ = ["command"]
 
@@ -81,6 +82,7 @@ def command(
     data_dir: Annotated[
         Path | None, typer.Option(help="Folder to look for NAME in, before $POLYHOP_DATA.")
     ] = None,
+    nodes: Annotated[Path | None, typer.Option(help="Node table that belongs to a file of edges.")] = None,
     split: Annotated[str, typer.Option(help="Which of the graph's splits: a number or a name.")] = "0",
     run_dir: Annotated[
         str, typer.Option(help="Folder of the run; auto = runs/<date>-<graph>-<model>.")
@@ -105,7 +107,7 @@ def command(
       polyhop train debian-packages
       polyhop train cora --data-dir DATA --model gcn --hidden 16 --epochs 200 --weight-decay 5e-4
       polyhop train synth:products?scale=0.1 --layers 3 --fanout 15,10,5 --epochs 5
-      polyhop train edges.csv --run-dir runs/mine --resume auto
+      polyhop train edges.csv --nodes nodes.csv --run-dir runs/mine --resume auto
       polyhop train debian-packages --dry-run --json
     """
     fan_outs = _fan_outs(fanout)
@@ -120,6 +122,7 @@ def command(
     recipe = Recipe(
         source=name,
         data_dir=None if data_dir is None else str(data_dir),
+        nodes=None if nodes is None else str(nodes),
         split=int(split) if split.isdigit() else split,
         model=model,
         hidden=hidden,
@@ -173,17 +176,17 @@ def _train(
         **options, run_dir=None if dry_run else run_dir
     )  # checks the options before anything is loaded
     graph = recipe.load()
-    model = recipe.build(graph, trainer.seed)
+    recipe = recipe.fitted(graph)
+    model = recipe.build(trainer.seed)
     if dry_run:
         _show_dry_run(trainer, model, graph, as_json)
         return
     folder = automatic_name(graph.name, type(model).__name__) if run_dir == "auto" else Path(run_dir)
     if overwrite:
         _clear(folder)
-    if not (folder / "config.json").exists():
-        recipe.save(folder)
-    result = Trainer(**options, run_dir=folder).fit(model, graph)
-    _show_result(result, folder, as_json)
+    with recipe.kept_in(folder):
+        result = Trainer(**options, run_dir=folder).fit(model, graph)
+    show_result(result, folder, as_json)
 
 
 def _show_dry_run(trainer: Trainer, model: nn.Module, graph: Graph, as_json: bool) -> None:
@@ -217,44 +220,3 @@ def _clear(folder: Path) -> None:
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     for path in [*(folder / name for name in _WRITTEN), *folder.glob("trace-*.jsonl")]:
         path.unlink(missing_ok=True)
-
-
-def _show_result(result: Result, folder: Path, as_json: bool) -> None:
-    from polyhop.report import curve, read_history
-
-    history = read_history(folder)
-    loss, val = history.series("loss"), history.series("val")
-    picture = _save_picture(folder, result.metric, {"loss": loss, "val": val, "test": history.series("test")})
-    if as_json:
-        console.print_json({**result.to_json(), "curve": None if picture is None else str(picture)})
-        return
-    name, drawn = (f"validation {result.metric}", val) if len(val) > 1 else ("training loss", loss)
-    if len(drawn) > 1:
-        print(f"\n{name} over epochs\n{curve(drawn, ascii=console.is_ascii())}\n")
-    rows = [(f"test {result.metric}", _shown(result.test))]
-    at = "" if result.best_epoch is None else f" at epoch {result.best_epoch}"
-    rows.append((f"best validation {result.metric}", f"{_shown(result.best_val)}{at}"))
-    rows.append(("trained", f"{result.epochs} epochs, {result.steps:,} steps, {result.seconds:.1f} s"))
-    rows.append(("run folder", str(folder)))
-    if picture is not None:
-        rows.append(("picture", str(picture)))
-    rows.append(("next", f"polyhop predict {folder} --out predictions.csv"))
-    console.show_table(rows)
-
-
-def _shown(value: float | None) -> str:
-    return "none (no such nodes)" if value is None else f"{100 * value:.2f} %"
-
-
-def _save_picture(folder: Path, metric: str, series: dict[str, list[tuple[float, float]]]) -> Path | None:
-    """curve.png in the run folder, where matplotlib is installed and there is something to draw."""
-    from polyhop.report import save_figure
-
-    if len(series["loss"]) < 2:
-        return None
-    scored = {name: series[name] for name in ("val", "test") if series[name]}
-    panels = {"training loss": {"loss": series["loss"]}, **({metric: scored} if scored else {})}
-    try:
-        return save_figure(folder / "curve.png", panels, title=folder.name)
-    except UnsupportedError:
-        return None  # the curve on the terminal says the same; 'polyhop env' tells what the extra adds

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from polyhop.datasets import catalogue, folder, npz, objects, ogb, synth, tables
+from polyhop.datasets._arrays import as_features
 from polyhop.datasets.catalogue import names
 from polyhop.datasets.description import describe
 from polyhop.datasets.folder import save
@@ -32,14 +34,15 @@ def load(
         a name: found under data_dir, ``$POLYHOP_DATA`` or in the package ("debian-packages"); "cora", "ogbn-arxiv", ...
         a generator: "synth:products?scale=0.2&seed=0" (arxiv, products, reddit, papers), "rmat:?scale=20&edge_factor=16",
         "sbm:?nodes=10000&classes=8&p_in=0.01&p_out=0.001";
-        a path: an .npz file, a folder of .npy files, an OGB folder, CSV or Parquet edges (a file, or a folder with edges.* and nodes.*);
-        an object: PyG Data, DGL graph, SciPy sparse matrix (A[i, j] is the edge i -> j), (edge_index, x, y), or a mapping of
-        ``Graph.from_edges``'s arguments.
+        a path: an .npz file, a folder of .npy files, an OGB folder, CSV or Parquet edges (a file, or a folder with
+        edges.* and nodes.*);
+        an object: PyG Data, DGL graph, SciPy sparse matrix (A[i, j] is the edge i -> j), (edge_index, x, y), or a
+        mapping of ``Graph.from_edges``'s arguments.
     nodes: the node table that belongs to a file of edges.
     split: which split, by number or name, where a source has several.
     features: "auto" (as stored), "dense", "sparse" or "none".
-    mmap: None maps the features of a .npy folder; True maps its edges too, and has a generator write its features to a
-        file under data_dir; False reads everything into memory.
+    mmap: None maps the features of a .npy folder; True maps its edges too, and keeps a generated graph in a folder under
+        data_dir; False reads everything into memory.
     duplicates: "error", "keep" or "drop" repeated edges.
     """
     if isinstance(source, Graph):
@@ -121,16 +124,13 @@ def _cannot_map(path: Path) -> DatasetError:
 
 
 def _generate(text: str, data_dir: str | os.PathLike[str] | None, features: str, mmap: bool | None) -> Graph:
-    file = None
-    if mmap:
-        if data_dir is None:
-            raise DatasetError(
-                "mmap=True with a generator needs data_dir, the folder to write the features to"
-            )
-        file = Path(data_dir) / "".join(c if c.isalnum() or c in ".-" else "_" for c in text) / "x.npy"
-    graph = synth.generate(text, features_file=file)
-    from polyhop.datasets._arrays import as_features
-
-    from dataclasses import replace
-
-    return replace(graph, x=as_features(graph.x, features))
+    """A generated graph; with ``mmap`` it is kept in a folder under data_dir and opened from there the next time."""
+    if not mmap:
+        graph = synth.generate(text)
+        return replace(graph, x=as_features(graph.x, features))
+    if data_dir is None:
+        raise DatasetError("mmap=True with a generator needs data_dir, the folder to keep the graph in")
+    path = Path(data_dir).expanduser() / "".join(c if c.isalnum() or c in ".-" else "_" for c in text)
+    if not (path / "graph.json").exists():
+        save(synth.generate(text, features_file=path / "x.npy"), path, features=False)
+    return folder.load_folder(path, features=features, mmap=True)

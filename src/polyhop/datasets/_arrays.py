@@ -5,6 +5,7 @@ Nothing is ever unpickled. The ground of this folder: every loader may import it
 
 from __future__ import annotations
 
+import warnings
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -24,7 +25,7 @@ __all__ = [
     "Array",
     "Npz",
     "as_features",
-    "mapped_tensor",
+    "as_tensor",
     "pyarrow_module",
     "read_csv_numbers",
     "read_npy",
@@ -63,9 +64,14 @@ class Npz:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        opened = reading(path, "the archive", lambda: np.load(path, allow_pickle=False))
-        if not isinstance(opened, np.lib.npyio.NpzFile):
-            raise DatasetError(f"{path}: expected an .npz archive of named arrays, found a single array")
+        self._handle = reading(path, "the archive", lambda: path.open("rb"))
+        try:
+            opened = reading(path, "the archive", lambda: np.load(self._handle, allow_pickle=False))
+            if not isinstance(opened, np.lib.npyio.NpzFile):
+                raise DatasetError(f"{path}: expected an .npz archive of named arrays, found a single array")
+        except BaseException:
+            self._handle.close()
+            raise
         self._file = opened
         self.names = frozenset(opened.files)
 
@@ -76,6 +82,7 @@ class Npz:
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         self._file.close()
+        self._handle.close()
 
     def __contains__(self, name: str) -> bool:
         return name in self.names
@@ -92,21 +99,23 @@ class Npz:
 
 
 def read_npy(path: Path, *, mmap: bool = False) -> Array:
-    """One .npy array; ``mmap``: mapped copy-on-write, so opening reads nothing and writing never reaches the file."""
-    mode: Any = "c" if mmap else None
+    """One .npy array; ``mmap``: mapped for reading only, so opening reads nothing and the file may exceed memory."""
+    mode: Any = "r" if mmap else None
     array = reading(path, "the array", lambda: np.load(path, mmap_mode=mode, allow_pickle=False))
     if not isinstance(array, np.ndarray):
         raise DatasetError(f"{path}: expected a single .npy array, found an archive")
     return array
 
 
-def mapped_tensor(array: Array) -> Tensor:
-    """The array's own memory (or mapped file) as a tensor."""
-    return torch.from_numpy(array)
+def as_tensor(array: Array) -> Tensor:
+    """The array's own memory as a tensor. That of a mapped file must not be written to: it would end the process."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(array)
 
 
 def as_features(store: FeatureStore | None, mode: str) -> FeatureStore | None:
-    """The store as asked for: "auto" (as it is), "dense" (float32 in memory), "sparse" (CSR) or "none"."""
+    """The store as asked for: "auto" (as it is), "dense" (a matrix), "sparse" (CSR) or "none"."""
     if mode not in FEATURE_MODES:
         raise DatasetError(unknown("features", mode, FEATURE_MODES))
     if mode == "none" or store is None:
@@ -114,9 +123,13 @@ def as_features(store: FeatureStore | None, mode: str) -> FeatureStore | None:
     if mode == "dense" and isinstance(store, SparseFeatures):
         return DenseFeatures(store.rows.dense())
     if mode == "sparse" and isinstance(store, DenseFeatures):
-        csr = store.all().to(torch.float32).to_sparse_csr()
-        columns = csr.col_indices().to(torch.int32)
-        return SparseFeatures(SparseRows(csr.crow_indices(), columns, csr.values(), store.num_features))
+        dense = store.all().to(torch.float32)
+        row, column = dense.nonzero(as_tuple=True)
+        indptr = torch.zeros(store.num_rows + 1, dtype=torch.int64)
+        torch.cumsum(torch.bincount(row, minlength=store.num_rows), 0, out=indptr[1:])
+        return SparseFeatures(
+            SparseRows(indptr, column.to(torch.int32), dense[row, column], store.num_features)
+        )
     return store
 
 

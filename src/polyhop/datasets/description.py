@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from polyhop.graph import DenseFeatures, FeatureStore, Graph, SparseFeatures
+from polyhop.kernels import transpose
 
 __all__ = ["describe"]
 
@@ -17,9 +18,10 @@ _CHUNK = 1 << 18  # nodes looked at together, to bound scratch memory
 def describe(graph: Graph) -> dict[str, Any]:
     """Plain numbers, lists and dicts (JSON-ready): sizes, degrees, components, homophily, classes, split, bytes.
 
-    Components ignore the direction of edges. Homophily is the share of edges between labelled nodes that join equal labels; None
-    for multi-label or unlabelled graphs.
+    Components ignore the direction of edges. Homophily is the share of edges between labelled nodes that join equal
+    labels; None for multi-label or unlabelled graphs.
     """
+    symmetric = _is_symmetric(graph)
     return {
         "name": graph.name,
         "num_nodes": graph.num_nodes,
@@ -31,11 +33,11 @@ def describe(graph: Graph) -> dict[str, Any]:
         "has_weights": graph.edge_weight is not None,
         "features": _kind(graph.x),
         "num_loops": 0 if graph.loop_weight is None else int((graph.loop_weight != 0).sum()),
-        "is_symmetric": _is_symmetric(graph),
+        "is_symmetric": symmetric,
         "in_degree": _degrees(graph.in_degree),
         "out_degree": _degrees(graph.out_degree),
         "isolated": int(((graph.in_degree == 0) & (graph.out_degree == 0)).sum()),
-        "components": _components(graph),
+        "components": _components(graph, symmetric),
         "homophily": _homophily(graph),
         "classes": _classes(graph),
         "split": _split(graph),
@@ -57,9 +59,7 @@ def _degrees(degree: Tensor) -> dict[str, Any]:
     """min, median, mean, max, and counts by powers of two: bin 0 is degree 0, bin k is 2^(k-1) .. 2^k - 1."""
     if degree.numel() == 0:
         return {"min": 0, "median": 0, "mean": 0.0, "max": 0, "histogram": []}
-    bins = torch.zeros_like(degree)
-    for power in range(31):
-        bins += degree >= 2**power
+    bins = torch.bucketize(degree, torch.tensor([2**power for power in range(31)]), right=True)
     return {
         "min": int(degree.min()),
         "median": int(degree.median()),
@@ -69,7 +69,8 @@ def _degrees(degree: Tensor) -> dict[str, Any]:
     }
 
 
-def _components(graph: Graph) -> dict[str, int]:
+def _components(graph: Graph, symmetric: bool) -> dict[str, int]:
+    """Strong components are cheaper to find; in a symmetric graph they are the same."""
     if graph.num_nodes == 0:
         return {"count": 0, "largest": 0}
     import numpy as np
@@ -80,17 +81,17 @@ def _components(graph: Graph) -> dict[str, int]:
     matrix = csr_matrix(
         (ones, graph.indices.numpy(), graph.indptr.numpy()), (graph.num_nodes, graph.num_nodes)
     )
-    count, label = connected_components(matrix, directed=True, connection="weak")
+    count, label = connected_components(matrix, connection="strong" if symmetric else "weak")
     return {"count": int(count), "largest": int(np.bincount(label).max())}
 
 
 def _is_symmetric(graph: Graph) -> bool:
     """Whether every edge has its reverse. Lists that differ only in order count as equal."""
-    from polyhop.kernels import transpose
-
     if not torch.equal(graph.in_degree, graph.out_degree):
         return False
     _, back, _ = transpose(graph.indptr, graph.indices, graph.num_nodes)  # sorted within each list
+    if torch.equal(back, graph.indices):
+        return True
     for begin in range(0, graph.num_nodes, _CHUNK):
         lists, edges = _chunk(graph, begin)
         code, order = lists * graph.num_nodes + graph.indices[edges], lists * graph.num_nodes + back[edges]

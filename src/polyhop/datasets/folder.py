@@ -1,8 +1,8 @@
 """A graph as a folder of .npy files, the form that need not fit in memory.
 
-edge_index.npy [2, E], or indptr.npy [N + 1] and indices.npy [E] (in-edges); optional x.npy [N, F] with x_scale.npy [F], y.npy [N] or
-[N, C], train.npy, val.npy, test.npy (masks or ids), edge_weight.npy [E], graph.json (name, metric, num_classes, meta). ``save``
-writes this form. Features are mapped, not read, unless asked otherwise.
+edge_index.npy [2, E], or indptr.npy [N + 1] and indices.npy [E] (in-edges). Optional: x.npy [N, F] with x_scale.npy [F],
+y.npy [N] or [N, C], train.npy, val.npy and test.npy (masks or ids), edge_weight.npy [E], graph.json (name, metric,
+num_nodes, num_classes, meta). ``save`` writes this form. Features are mapped, not read, unless asked otherwise.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from polyhop.datasets._arrays import Array, as_features, read_npy
+from polyhop.datasets._arrays import Array, as_features, as_tensor, read_npy
 from polyhop.errors import DatasetError
 from polyhop.graph import DenseFeatures, FeatureStore, Graph, SparseFeatures, SparseRows, Split
 
 __all__ = ["is_folder", "load_folder", "save"]
 
 _SETS = ("train", "val", "test")
-_MAPPABLE = ("float32", "float64", "float16", "int8", "uint8")
+_MAPPABLE = ("float32", "float64", "int8", "uint8")
 
 
 def is_folder(path: Path) -> bool:
@@ -33,38 +33,28 @@ def is_folder(path: Path) -> bool:
 def load_folder(
     path: Path, *, features: str = "auto", mmap: bool | None = None, duplicates: str = "error"
 ) -> Graph:
-    """The graph in a folder. ``mmap``: None maps the features, True maps indptr, indices and weights too, False reads all."""
+    """The graph in a folder. ``mmap``: None maps the features, True the edges too, False reads everything."""
     about = _about(path)
     y = _find(path, "y")
-    sets = {name: _find(path, name) for name in _SETS}
+    sets: dict[str, Any] = {name: _find(path, name) for name in _SETS}
     common: dict[str, Any] = {
         "name": about.get("name", path.name), "metric": about.get("metric", "accuracy"), "meta": about.get("meta", {}),
     }  # fmt: skip
-    x = None if features == "none" else _features(path, mapped=mmap is not False)
+    x = None if features == "none" else _features(path, mmap)
     x = as_features(x, features)
-    weight = _find(path, "edge_weight", mmap=bool(mmap))
+    given = _find(path, "edge_weight", mmap=bool(mmap))
+    weight = None if given is None else as_tensor(given)
     if (path / "edge_index.npy").exists():
         nodes = about.get("num_nodes")
         return Graph.from_edges(
             read_npy(path / "edge_index.npy", mmap=bool(mmap)), x, y, num_nodes=nodes, edge_weight=weight,
             num_classes=about.get("num_classes"), duplicates=duplicates, **sets, **common,
         )  # fmt: skip
-    indptr = _lists(path, "indptr", mmap=bool(mmap))
-    indices = _lists(path, "indices", mmap=bool(mmap))
-    # Labels and sets take the way of from_edges; the lists stand as they are.
-    rest = Graph.from_edges(
-        np.zeros((2, 0), np.int64),
-        x,
-        y,
-        num_nodes=len(indptr) - 1,
-        num_classes=about.get("num_classes"),
-        **sets,
-    )
-    graph = Graph(
-        indptr.to(torch.int64), indices, rest.x, rest.y, rest.split,
-        None if weight is None else torch.from_numpy(weight).to(torch.float32), rest.num_classes, **common,
+    indptr, indices = (_lists(path, name, mmap=bool(mmap)) for name in ("indptr", "indices"))
+    return Graph.from_lists(
+        indptr.to(torch.int64), indices, x, y, edge_weight=weight, num_classes=about.get("num_classes"),
+        duplicates=duplicates, **sets, **common,
     )  # fmt: skip
-    return graph.check(duplicates=duplicates)
 
 
 def _about(path: Path) -> dict[str, Any]:
@@ -91,15 +81,16 @@ def _lists(path: Path, name: str, *, mmap: bool) -> torch.Tensor:
         raise DatasetError(
             f"{path / name}.npy: expected int32 or int64 in one dimension, got {array.dtype} {list(array.shape)}"
         )
-    return torch.from_numpy(array)
+    return as_tensor(array)
 
 
-def _features(path: Path, *, mapped: bool) -> FeatureStore | None:
+def _features(path: Path, mmap: bool | None) -> FeatureStore | None:
+    mapped = mmap is not False
     if (path / "x_indices.npy").exists():
         parts = [
             read_npy(path / f"x_{part}.npy", mmap=mapped) for part in ("indptr", "indices", "values", "shape")
         ]
-        indptr, columns, values = (torch.from_numpy(part) for part in parts[:3])
+        indptr, columns, values = (as_tensor(part) for part in parts[:3])
         return SparseFeatures(
             SparseRows(indptr.to(torch.int64), columns, values.to(torch.float32), int(parts[3][1]))
         )
@@ -111,38 +102,48 @@ def _features(path: Path, *, mapped: bool) -> FeatureStore | None:
             f"{path / 'x.npy'}: expected a numeric matrix [N, F], got {x.dtype} {list(x.shape)}"
         )
     if not x.flags.c_contiguous or x.dtype.name not in _MAPPABLE:
+        if mmap:
+            raise DatasetError(
+                f"mmap=True: {path / 'x.npy'} holds {x.dtype} in {'C' if x.flags.c_contiguous else 'Fortran'} order; rows "
+                f"can be mapped from C order in {', '.join(_MAPPABLE)}"
+            )
         x, mapped = np.ascontiguousarray(x, np.float32), False
     scale = _find(path, "x_scale")
-    return DenseFeatures(
-        torch.from_numpy(x), None if scale is None else torch.from_numpy(scale), is_mapped=mapped
-    )
+    return DenseFeatures(as_tensor(x), None if scale is None else torch.from_numpy(scale), is_mapped=mapped)
 
 
-def save(graph: Graph, folder: str | os.PathLike[str]) -> Path:
-    """Write a graph as a folder that ``polyhop.load`` opens without reading it. Files already there are replaced."""
+def save(graph: Graph, folder: str | os.PathLike[str], *, features: bool = True) -> Path:
+    """Write a graph as a folder that ``polyhop.load`` opens without reading it. Files already there are replaced.
+
+    ``features=False`` leaves the folder's feature files as they are. graph.json comes last: without it, the rest is not
+    complete.
+    """
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
+    (path / "graph.json").unlink(missing_ok=True)
     arrays: dict[str, torch.Tensor | None] = {
         "indptr": graph.indptr, "indices": graph.indices, "edge_weight": graph.edge_weight, "y": graph.y,
-        **_feature_arrays(graph.x), **_split_arrays(graph.split),
+        "edge_index": None, **(_feature_arrays(graph.x) if features else {}), **_split_arrays(graph.split),
     }  # fmt: skip
     for name, tensor in arrays.items():
-        file = path / f"{name}.npy"
+        file, partial = path / f"{name}.npy", path / f"{name}.partial.npy"
         if tensor is None:
             file.unlink(missing_ok=True)
             continue
-        partial = path / f"{name}.partial.npy"
         np.save(partial, tensor.contiguous().numpy())
         partial.replace(file)
-    (path / "edge_index.npy").unlink(missing_ok=True)
     about = {
         "name": graph.name,
         "metric": graph.metric,
         "num_classes": graph.num_classes,
         "meta": dict(graph.meta),
     }
-    (path / "graph.json").write_text(json.dumps(about, default=str, indent=1))
+    (path / "graph.json").write_text(json.dumps(about, default=_plain, indent=1))
     return path
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, (np.ndarray, np.generic, torch.Tensor)) else str(value)
 
 
 def _split_arrays(split: Split | None) -> dict[str, torch.Tensor | None]:

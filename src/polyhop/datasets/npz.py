@@ -1,8 +1,8 @@
 """One graph in one .npz file: the format of the data folder and of the embedded graph.
 
-Arrays: edge_index [2, E]; x [N, F] with optional x_scale [F], or x_indptr, x_indices, x_shape and optional x_data (CSR); y [N], -1 = no
-label; train_mask, val_mask, test_mask [N]; split_codes [S, N] (0 none, 1 train, 2 val, 3 test) with split_names [S]; num_nodes,
-num_classes; meta (JSON: metric, classes, source, licence). Only edge_index is required.
+Arrays: edge_index [2, E]; x [N, F] with optional x_scale [F], or x_indptr, x_indices, x_shape and optional x_data (CSR);
+y [N], -1 = no label; train_mask, val_mask, test_mask [N]; split_codes [S, N] (0 none, 1 train, 2 val, 3 test) with
+split_names [S]; num_nodes, num_classes; meta (JSON: metric, classes, source, licence). Only edge_index is required.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def load_npz(
     with Npz(path) as file:
         if "edge_index" not in file:
             raise DatasetError(
-                f"{path}: no array 'edge_index' (it has {', '.join(sorted(file.names)) or 'nothing'}); see polyhop.datasets.npz"
+                f"{path}: no array 'edge_index'; it has {', '.join(sorted(file.names)) or 'nothing'} (the format is "
+                "described in polyhop.datasets.npz)"
             )
         edges = file.read("edge_index")
         y, meta = file.find("y"), _meta(file)

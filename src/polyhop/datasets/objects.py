@@ -14,14 +14,24 @@ import torch
 
 from polyhop.datasets._arrays import as_features, sparse_features, split_number
 from polyhop.errors import DatasetError
-from polyhop.graph import FeatureStore, Graph
+from polyhop.graph import FeatureStore, Graph, dense_features
 
 __all__ = ["from_object", "is_dgl", "is_pyg", "is_scipy"]
 
 _SETS = ("train", "val", "test")
-_FIELDS = frozenset(
-    "edge_index x y num_nodes train val test train_mask val_mask test_mask edge_weight num_classes name metric meta".split()
+_ARRAYS = (
+    "edge_index",
+    "x",
+    "y",
+    "train",
+    "val",
+    "test",
+    "train_mask",
+    "val_mask",
+    "test_mask",
+    "edge_weight",
 )
+_FIELDS = frozenset({*_ARRAYS, "num_nodes", "num_classes", "name", "metric", "meta"})
 
 
 def is_scipy(source: Any) -> bool:
@@ -57,8 +67,8 @@ def from_object(
         fields = _pyg(source, split)
     else:
         raise DatasetError(
-            f"cannot make a graph of {type(source).__name__}; expected a name or path, a PyG Data, a DGL graph, a SciPy sparse "
-            "matrix, a mapping with 'edge_index', or (edge_index, x, y)"
+            f"cannot make a graph of {type(source).__name__}; expected a name or path, a PyG Data, a DGL graph, "
+            "a SciPy sparse matrix, a mapping with 'edge_index', or (edge_index, x, y)"
         )
     fields["x"] = as_features(_store(fields.get("x")), features)
     return Graph.from_edges(fields.pop("edge_index"), duplicates=duplicates, **fields)
@@ -72,10 +82,14 @@ def _store(x: Any) -> FeatureStore | None:
         csr = x.tocsr()
         return sparse_features(csr.indptr, csr.indices, csr.data, csr.shape)
     if isinstance(x, torch.Tensor) and x.layout is not torch.strided:
-        csr = x.detach().cpu().to_sparse_csr()
-        arrays = (csr.crow_indices().numpy(), csr.col_indices().numpy(), csr.values().float().numpy())
-        return sparse_features(*arrays, (csr.shape[0], csr.shape[1]))
-    return Graph.from_edges(np.zeros((2, 0), np.int64), x).x
+        coo = x.detach().cpu().to_sparse(layout=torch.sparse_coo).coalesce()  # sorted by row
+        row, column = coo.indices()
+        indptr = np.zeros(coo.shape[0] + 1, np.int64)
+        np.cumsum(torch.bincount(row, minlength=coo.shape[0]).numpy(), out=indptr[1:])
+        return sparse_features(
+            indptr, column.numpy(), coo.values().float().numpy(), (coo.shape[0], coo.shape[1])
+        )
+    return dense_features(x)
 
 
 def _scipy(matrix: Any) -> dict[str, Any]:
@@ -149,7 +163,7 @@ def _pyg(data: Any, split: int | str) -> dict[str, Any]:
 
 
 def _torch_coo(adj_t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    coo = adj_t.to_sparse_coo().coalesce()
+    coo = adj_t.to_sparse(layout=torch.sparse_coo).coalesce()
     value = coo.values()
     return coo.indices()[0], coo.indices()[1], None if bool((value == 1).all()) else value
 
@@ -170,7 +184,7 @@ def _dgl(graph: Any, split: int | str) -> dict[str, Any]:
         "edge_index": torch.stack([torch.as_tensor(source), torch.as_tensor(destination)]),
         "num_nodes": int(graph.num_nodes()), "edge_weight": weight, "name": "dgl", **first,
     }  # fmt: skip
-    fields.update(_masks(lambda key: ndata[key] if key in ndata else None, split))
+    fields.update(_masks(ndata.get, split))
     return fields
 
 

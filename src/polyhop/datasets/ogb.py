@@ -1,19 +1,20 @@
 """Open Graph Benchmark node data sets from their raw files, as OGB's own downloads unpack them.
 
-Read here and not through the ogb package: ogb 1.3.6 cannot reload its own processed files with torch 2.6 or newer. Known: the text
-form (``raw/edge.csv.gz``, ``node-feat.csv.gz``, ``node-label.csv.gz``, ``num-node-list.csv.gz``) and the binary form of papers100M
-(``raw/data.npz``, ``node-label.npz``), with ``split/<kind>/{train,valid,test}.csv.gz`` beside ``raw``.
+Read here and not through the ogb package: ogb 1.3.6 cannot reload its own processed files with torch 2.6 or newer. Known:
+the text form (``raw/edge.csv.gz``, ``node-feat.csv.gz``, ``node-label.csv.gz``, ``num-node-list.csv.gz``) and the binary
+form of papers100M (``raw/data.npz``, ``node-label.npz``), with ``split/<kind>/{train,valid,test}.csv.gz`` beside ``raw``.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from polyhop.datasets._arrays import Array, Npz, as_features, read_csv_numbers
 from polyhop.errors import DatasetError
-from polyhop.graph import Graph
+from polyhop.graph import Graph, dense_features
 
 __all__ = ["is_ogb", "load_ogb"]
 
@@ -49,11 +50,12 @@ def load_ogb(path: Path, *, features: str = "auto", duplicates: str = "error") -
         edges = np.concatenate([edges, edges[::-1]], axis=1)
     if y is not None and y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
-    store = Graph.from_edges(np.zeros((2, 0), np.int64), x).x if x is not None else None
+    store = None if x is None else dense_features(x)
     sets = _split(home) if y is not None else {}
     return Graph.from_edges(
         edges, as_features(store, features), y, num_nodes=nodes, duplicates=duplicates,
-        name=home.name.replace("_", "-"), metric=_METRICS.get(home.name, "accuracy"), meta={"source": "OGB raw files"}, **sets,
+        name=home.name.replace("_", "-"), metric=_METRICS.get(home.name, "accuracy"),
+        meta={"source": "OGB raw files"}, **sets,
     )  # fmt: skip
 
 
@@ -83,12 +85,12 @@ def _binary(raw: Path, features: str) -> tuple[Array, Array | None, Array | None
     return edges, x, y, int(counts.flat[0])
 
 
-def _split(home: Path) -> dict[str, Array]:
+def _split(home: Path) -> dict[str, Any]:
     """Ids of train, val and test from the only folder under split/."""
     kinds = sorted(folder for folder in (home / "split").glob("*") if folder.is_dir())
     if not kinds:
         return {}
-    sets: dict[str, Array] = {}
+    sets: dict[str, Any] = {}
     for name, file_name in (("train", "train"), ("val", "valid"), ("test", "test")):
         file = kinds[0] / f"{file_name}.csv.gz"
         if not file.exists():

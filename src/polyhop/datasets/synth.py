@@ -1,8 +1,9 @@
 """Synthetic graphs by name: ``synth:products?scale=0.2&seed=0``, ``rmat:?scale=20``, ``sbm:?nodes=10000&classes=8``.
 
-``synth:`` graphs follow a published graph's counts (nodes, stored edges, features, classes, split sizes) and the skew of its
-degrees, with planted communities: classes cut into groups, most edges inside them, features that are a weak sign of the class
-under much noise, and some wrong labels. Averaging over neighbours removes the noise, so a GNN clearly beats an MLP.
+``synth:`` graphs follow a published graph's counts (nodes, stored edges, features, classes, split sizes) and the skew of
+its degrees, with planted communities: classes cut into groups, most edges inside them, features that are a weak sign of
+the class under much noise, and some wrong labels. Averaging over neighbours removes the noise, so a GNN clearly beats an
+MLP. Options: scale, seed, features (their number), signal, wrong (share of wrong labels).
 
 Not followed: the order of time or popularity in the published splits (here nodes are split at random), directed edges
 (``arxiv`` and ``papers`` are stored with both directions of every edge), and node order (ids carry no locality).
@@ -10,10 +11,13 @@ Not followed: the order of time or popularity in the published splits (here node
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 from urllib.parse import parse_qsl
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -126,10 +130,11 @@ def _published(source: str, name: str, options: dict[str, str], file: Path | Non
     overdraw = min(1.03 + preset.repeats / scale**0.5, 3.0)
     indptr, indices = synth_edges(recipe, node_of, num_pairs=pairs, overdraw=overdraw)
     community = _community(recipe, node_of)
-    sizes = [min(round(size * scale), nodes) for size in preset.split]
-    split = _split(fold(seed, Purpose.SYNTH, 3), nodes, sizes)
+    train, val, test = (round(size * scale) for size in preset.split)
+    covers = sum(preset.split) == preset.nodes
+    split = _split(fold(seed, Purpose.SYNTH, 3), nodes, train, val, nodes - train - val if covers else test)
     y = _labels(fold(seed, Purpose.SYNTH, 2), community, preset.classes, preset.wrong)
-    if sum(preset.split) < preset.nodes:
+    if not covers:
         y = _only(y, split)
     x = _features(seed, community, preset.classes, preset.features, preset.signal, file)
     meta = {"source": "generated", "preset": name, "scale": scale, "seed": seed}
@@ -143,7 +148,7 @@ def _communities(preset: Preset, nodes: int, degree: float, key: int) -> Communi
     ends[-1] = nodes
     start = (0, *(int(end) for end in ends))
     group_size = max(500, int(8 * degree))
-    groups = tuple(max(1, (b - a) // group_size) for a, b in zip(start, start[1:], strict=False))
+    groups = tuple(max(1, (b - a) // group_size) for a, b in pairwise(start))
     far = degree * (1 - preset.in_group)
     class_ratio = min(preset.max_degree, nodes / 4) / far
     group_ratio = group_size / 8 / (degree * preset.in_group)
@@ -157,7 +162,8 @@ def _floor(ratio: float, power: int) -> float:
     """Floor of the degree law at which the largest degree is about ``ratio`` times the mean; a multiple of 2^-12."""
     if power == 1:
         return 0.0
-    return min(round((1 / (power * max(ratio, 1.0))) ** (1 / (power - 1)) * 4096), 4000) / 4096
+    floor: float = (1 / (power * max(ratio, 1.0))) ** (1 / (power - 1))
+    return min(round(floor * 4096), 4000) / 4096
 
 
 def _community(recipe: Communities, node_of: Tensor) -> Tensor:
@@ -179,10 +185,11 @@ def _labels(key: int, community: Tensor, classes: int, wrong: float) -> Tensor:
     return y
 
 
-def _split(key: int, nodes: int, sizes: list[int]) -> Split:
+def _split(key: int, nodes: int, *sizes: int) -> Split:
+    """Disjoint random sets of train, val and test nodes."""
     order = permutation(key, nodes)
-    ends = torch.tensor([0, *sizes]).cumsum(0).tolist()
-    train, val, test = (order[a:b].long().sort().values for a, b in zip(ends, ends[1:], strict=False))
+    ends = [0, *accumulate(sizes)]
+    train, val, test = (order[a:b].long().sort().values for a, b in pairwise(ends))
     return Split(train, val, test)
 
 
@@ -209,31 +216,26 @@ def _features(
 
 def _mapped(file: Path, shape: tuple[int, int]) -> Tensor:
     """A new float32 .npy file, mapped for writing."""
-    import numpy as np
-
     file.parent.mkdir(parents=True, exist_ok=True)
+    need, free = 4 * shape[0] * shape[1], shutil.disk_usage(file.parent).free
+    if need > free:  # writing to a mapped file on a full disk would kill the process
+        raise DatasetError(
+            f"{file}: needs {need / 2**30:.1f} GiB, but only {free / 2**30:.1f} GiB are free there"
+        )
     return torch.from_numpy(np.lib.format.open_memmap(file, mode="w+", dtype=np.float32, shape=shape))
 
 
-def _random_rest(
-    source: str,
-    options: dict[str, str],
-    seed: int,
-    community: Tensor,
-    classes: int,
-    width: int,
-    file: Path | None,
-) -> tuple[DenseFeatures | None, Split | None]:
-    """Features and a 60/20/20 split for the graphs given by parameters."""
-    signal = _number(source, options, "signal", 0.25, 0.0, 100.0)
-    x = _features(seed, community, max(classes, 1), width, signal, file)
-    nodes = community.numel()
-    sizes = [round(0.6 * nodes), round(0.2 * nodes), nodes - round(0.6 * nodes) - round(0.2 * nodes)]
-    return x, _split(fold(seed, Purpose.SYNTH, 3), nodes, sizes) if classes else None
+def _random_split(seed: int, nodes: int) -> Split:
+    """60/20/20, for the graphs given by parameters."""
+    train, val = round(0.6 * nodes), round(0.2 * nodes)
+    return _split(fold(seed, Purpose.SYNTH, 3), nodes, train, val, nodes - train - val)
 
 
 def _rmat(source: str, options: dict[str, str], file: Path | None) -> Graph:
-    """R-MAT (Graph500's a, b, c by default): 2^scale nodes, edge_factor undirected draws per node, loops and repeats dropped."""
+    """R-MAT (Graph500's a, b, c by default): 2^scale nodes, edge_factor undirected draws per node.
+
+    Loops and repeats are dropped, so fewer edges come out than were drawn.
+    """
     levels = _whole(source, options, "scale", 16, 1, 30)
     factor = _number(source, options, "edge_factor", 16, 0.01, 4096)
     a, b, c = (_number(source, options, k, v, 0.0, 1.0) for k, v in (("a", 0.57), ("b", 0.19), ("c", 0.19)))
@@ -244,6 +246,8 @@ def _rmat(source: str, options: dict[str, str], file: Path | None) -> Graph:
     seed = _whole(source, options, "seed", 0, 0, 2**63)
     width = _whole(source, options, "features", 0, 0, 65536)
     classes = _whole(source, options, "classes", 0, 0, 65536)
+    signal = _number(source, options, "signal", 0.25, 0.0, 100.0)
+    _no_more(source, options, "scale edge_factor a b c seed features classes signal")
     recipe = Rmat(fold(seed, Purpose.SYNTH, 1), levels, a, b, c)
     node_of = permutation(fold(seed, Purpose.SYNTH, 0), recipe.num_nodes)
     indptr, indices = synth_edges(recipe, node_of, num_pairs=int(factor * recipe.num_nodes), exact=False)
@@ -251,8 +255,8 @@ def _rmat(source: str, options: dict[str, str], file: Path | None) -> Graph:
     y = None
     if classes:
         y = community = _labels(fold(seed, Purpose.SYNTH, 2), community, classes, 1.0)
-    x, split = _random_rest(source, options, seed, community, classes, width, file)
-    _no_more(source, options, "scale edge_factor a b c seed features classes signal")
+    x = _features(seed, community, max(classes, 1), width, signal, file)
+    split = _random_split(seed, recipe.num_nodes) if classes else None
     meta = {"source": "generated", "a": a, "b": b, "c": c, "seed": seed}
     return Graph(indptr, indices, x, y, split, num_classes=classes, name=source, meta=meta)
 
@@ -268,8 +272,10 @@ def _sbm(source: str, options: dict[str, str], file: Path | None) -> Graph:
     p_out = _number(source, options, "p_out", p_in / (4 * classes), 0.0, 0.5)
     seed = _whole(source, options, "seed", 0, 0, 2**63)
     width = _whole(source, options, "features", 32, 0, 65536)
+    signal = _number(source, options, "signal", 0.25, 0.0, 100.0)
+    _no_more(source, options, "nodes classes p_in p_out seed features signal")
     start = tuple(c * nodes // classes for c in range(classes + 1))
-    sizes = [b - a for a, b in zip(start, start[1:], strict=False)]
+    sizes = [b - a for a, b in pairwise(start)]
     within = sum(n * (n - 1) // 2 for n in sizes)
     inside, between = p_in * within, p_out * (nodes * (nodes - 1) // 2 - within)
     pairs = round(inside + between)
@@ -278,7 +284,6 @@ def _sbm(source: str, options: dict[str, str], file: Path | None) -> Graph:
     node_of = permutation(fold(seed, Purpose.SYNTH, 0), nodes)
     indptr, indices = synth_edges(recipe, node_of, num_pairs=pairs, overdraw=1.01 + 2 * max(p_in, p_out))
     y = _community(recipe, node_of)
-    x, split = _random_rest(source, options, seed, y, classes, width, file)
-    _no_more(source, options, "nodes classes p_in p_out seed features signal")
+    x, split = _features(seed, y, classes, width, signal, file), _random_split(seed, nodes)
     meta = {"source": "generated", "p_in": p_in, "p_out": p_out, "seed": seed}
     return Graph(indptr, indices, x, y, split, num_classes=classes, name=source, meta=meta)

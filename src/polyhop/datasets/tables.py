@@ -1,9 +1,10 @@
 """Edge and node tables in CSV or Parquet.
 
-Edges: columns ``src``, ``dst`` (or ``source``, ``target``) and optional ``weight``. Nodes (optional): ``id`` (default: row number), ``label``,
-``split`` (train, val, test or empty), and features: a list column ``x`` or ``features``, else every other column, which must be
-numeric. Ids may be any whole numbers or strings. They are numbered by their row in the node table, else in sorted order; unless they
-already are 0 .. N-1, the original ids stand in ``meta["ids"]`` and class names in ``meta["classes"]``.
+Edges: columns ``src``, ``dst`` (or ``source``, ``target``) and optional ``weight``. Nodes (optional): ``id`` (default: row
+number), ``label``, ``split`` (train, val, test or empty), and features: a list column ``x`` or ``features``, else every
+other column, which must be numeric. Ids may be any whole numbers or strings. They are numbered by their row in the node
+table, else in sorted order; unless they already are 0 .. N-1, the original ids stand in ``meta["ids"]``. Labels may be
+words: their names then stand in ``meta["classes"]``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 
 from polyhop.datasets._arrays import Array, as_features, pyarrow_module, reading
 from polyhop.errors import DatasetError, unknown
-from polyhop.graph import Graph
+from polyhop.graph import Graph, dense_features
 
 __all__ = ["find_tables", "is_table", "load_tables"]
 
@@ -76,7 +77,7 @@ def load_tables(
         meta["classes"] = classes
     codes = _codes(nodes, node_table.pop("split", None))
     x = None if nodes is None or features == "none" else _features(nodes, node_table)
-    store = None if x is None else Graph.from_edges(np.zeros((2, 0), np.int64), x).x
+    store = None if x is None else dense_features(x)
     return Graph.from_edges(
         np.stack([source.astype(np.int64), target.astype(np.int64)]), as_features(store, features), y,
         num_nodes=count, edge_weight=None if weight is None else _numeric(edges, "weight", weight),
@@ -122,9 +123,11 @@ def _columns(path: Path, table: Any) -> dict[str, Array]:
 
 def _plain_csv(path: Path) -> dict[str, Array]:
     """Without pyarrow: slower, same result."""
-    opened = gzip.open(path, "rt", newline="") if path.name.endswith(".gz") else path.open(newline="")
-    with opened as file:
-        header, *rows = csv.reader(file, delimiter=_delimiter(path)) or [[]]
+    with gzip.open(path, "rt", newline="") if path.name.endswith(".gz") else path.open(newline="") as file:
+        lines = list(csv.reader(file, delimiter=_delimiter(path)))
+    if not lines:
+        raise ValueError("no header line")
+    header, rows = lines[0], lines[1:]
     for number, row in enumerate(rows, start=2):
         if len(row) != len(header):
             raise ValueError(f"line {number} has {len(row)} values for {len(header)} columns")
@@ -135,7 +138,8 @@ def _typed(values: list[str]) -> Array:
     """The narrowest of int64, float64 and str that holds every value."""
     for kind in (np.int64, np.float64):
         try:
-            return np.array([v if v or kind is np.int64 else "nan" for v in values]).astype(kind)
+            typed: Array = np.array([v if v or kind is np.int64 else "nan" for v in values]).astype(kind)
+            return typed
         except ValueError:
             continue
     return np.array(values, dtype=object)
@@ -172,7 +176,7 @@ def _numbering(
     if len(np.unique(ids.astype(str) if ids.dtype.kind == "O" else ids)) != len(ids):
         values, counts = np.unique(ids.astype(str), return_counts=True)
         raise DatasetError(
-            f"{nodes}: id {values[counts.argmax()]!r} stands in {counts.max()} rows; ids must be unique"
+            f"{nodes}: id {str(values[counts.argmax()])!r} stands in {counts.max()} rows; ids must be unique"
         )
     if ids.dtype.kind in "iu" and bool((ids == np.arange(len(ids))).all()):
         return None, len(ids)
@@ -185,12 +189,12 @@ def _renumber(path: Path, column: Array, ids: Array) -> Array:
         column, ids = column.astype(str), ids.astype(str)
     order = np.argsort(ids, kind="stable")
     at = np.searchsorted(ids[order], column).clip(max=len(ids) - 1)
-    found = order[at]
+    found: Array = order[at]
     missing = ids[found] != column
     if missing.any():
         raise DatasetError(
-            f"{path}: line {int(missing.argmax()) + 2} names node {column[missing.argmax()]!r}, which is not in the node table "
-            f"({int(missing.sum())} such entries)"
+            f"{path}: row {int(missing.argmax())} names node {str(column[missing.argmax()])!r}, which is not in the "
+            f"node table ({int(missing.sum())} such entries)"
         )
     return found
 
@@ -214,7 +218,9 @@ def _codes(path: Path | None, column: Array | None) -> Array | None:
     out = np.zeros(len(column), np.int64)
     for word in np.unique(np.array(["" if w is None else str(w) for w in column])):
         if word.lower() not in _SETS:
-            raise DatasetError(f"{path}: column 'split': {unknown('set', word, ('train', 'val', 'test'))}")
+            raise DatasetError(
+                f"{path}: column 'split': {unknown('set', str(word), ('train', 'val', 'test'))}"
+            )
         out[np.array(["" if w is None else str(w) for w in column]) == word] = _SETS[word.lower()]
     return out
 

@@ -2,7 +2,7 @@
 
 from polyhop.graph.block import Block, Transposed
 from polyhop.graph.features import DenseFeatures, FeatureStore, SparseFeatures, SparseRows
-from polyhop.graph.graph import Graph, Split
+from polyhop.graph.graph import Graph, Split, dense_features
 
 __all__ = [
     "Block",
@@ -13,4 +13,5 @@ __all__ = [
     "SparseRows",
     "Split",
     "Transposed",
+    "dense_features",
 ]

@@ -80,8 +80,8 @@ def check_duplicates(indptr: Tensor, indices: Tensor, mode: str) -> Tensor | Non
     edge = int((~keep).nonzero()[0])
     target = int(torch.searchsorted(indptr, edge, right=True)) - 1
     raise GraphError(
-        f"{repeated:,} duplicate edges, the first {int(indices[edge])} -> {target}; pass duplicates='drop' to keep the first "
-        "of each, or duplicates='keep' for a multigraph (each copy sends its own message)"
+        f"{repeated:,} duplicate edges, the first {int(indices[edge])} -> {target}; pass duplicates='drop' to keep the "
+        "first of each, or duplicates='keep' for a multigraph (each copy sends its own message)"
     )
 
 
@@ -128,8 +128,8 @@ def _check_sparse(x: SparseFeatures) -> None:
     rows = x.rows
     if rows.indices.numel() != rows.values.numel() or int(rows.indptr[-1]) != rows.values.numel():
         raise GraphError(
-            f"sparse x: {rows.indices.numel()} columns, {rows.values.numel()} values, indptr ends at {int(rows.indptr[-1])}; "
-            "expected equal numbers"
+            f"sparse x: {rows.indices.numel()} columns, {rows.values.numel()} values, indptr ends at "
+            f"{int(rows.indptr[-1])}; expected equal numbers"
         )
     if bool((rows.indptr[1:] < rows.indptr[:-1]).any()) or int(rows.indptr[0]) != 0:
         raise GraphError("sparse x: indptr must start at 0 and never fall")

@@ -63,7 +63,7 @@ class DenseFeatures:
         return gather_rows(self.values, ids, scale=self.scale)
 
     def all(self) -> Tensor:
-        if self.scale is None and self.values.is_floating_point():
+        if self.scale is None and self.values.dtype in (torch.float32, torch.float64):
             return self.values
         dense = self.values.to(torch.float32)
         return dense if self.scale is None else dense * self.scale
@@ -95,9 +95,10 @@ class SparseRows:
         return self.values.dtype
 
     def dense(self) -> Tensor:
-        rows, columns = self.shape
-        csr = torch.sparse_csr_tensor(self.indptr, self.indices.long(), self.values, size=(rows, columns))
-        return csr.to_dense()
+        """All values in a matrix [n, num_columns]."""
+        out = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
+        row = torch.repeat_interleave(torch.arange(self.shape[0], device=self.device), self.indptr.diff())
+        return out.index_put_((row, self.indices.long()), self.values, accumulate=True)
 
     def transposed(self) -> tuple[Tensor, Tensor, Tensor]:
         """(indptr [F + 1], row of each value [nnz], its position [nnz]) grouped by column; built once and kept."""

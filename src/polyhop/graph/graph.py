@@ -20,7 +20,7 @@ from polyhop.graph.features import DenseFeatures, FeatureStore
 from polyhop.kernels import transpose
 from polyhop.kernels.edges import loop_weights
 
-__all__ = ["ArrayLike", "Graph", "Split"]
+__all__ = ["ArrayLike", "Graph", "Split", "dense_features"]
 
 ArrayLike = Any  # a torch tensor, a NumPy array, or nested sequences of numbers
 _SETS = ("train", "val", "test")
@@ -163,24 +163,50 @@ class Graph:
     ) -> Graph:
         """A checked graph from edges [2, E] (sources, destinations) in any order; each node's in-edges keep that order.
 
-        x: matrix [N, F] or a FeatureStore. y: classes [N] (-1 = no label), or 0/1 [N, C] for multi-label. train, val, test: masks
-        (bool [N]) or index sets. ``num_nodes`` defaults to the rows of x or y, else to the largest id + 1.
+        x: matrix [N, F] or a FeatureStore. y: classes [N] (-1 = no label), or 0/1 [N, C] for multi-label. train, val,
+        test: masks (bool [N]) or index sets. ``num_nodes`` defaults to the rows of x or y, else to the largest id + 1.
         """
         edges = _tensor("edge_index", edge_index)
         if edges.dim() != 2 or edges.shape[0] != 2:
             raise GraphError(f"edge_index: expected [2, E] (sources, destinations), got {list(edges.shape)}")
         if edges.is_floating_point() or edges.dtype == torch.bool:
             raise GraphError(f"edge_index: expected whole numbers, got {edges.dtype}")
-        store = x if x is None or isinstance(x, FeatureStore) else _dense(x)
-        labels, classes = (None, num_classes or 0) if y is None else _labels(y, num_classes)
-        nodes = num_nodes if num_nodes is not None else _count_nodes(edges, store, labels)
+        store = x if x is None or isinstance(x, FeatureStore) else dense_features(x)
+        nodes = num_nodes if num_nodes is not None else _count_nodes(edges, store, y)
         indptr, indices, order = _group(edges, nodes)
         weight = None if edge_weight is None else _weights(edge_weight, edges.shape[1])
         if weight is not None and order is not None:
             weight = weight.index_select(0, order)
+        return cls.from_lists(
+            indptr, indices, store, y, train=train, val=val, test=test, edge_weight=weight, num_classes=num_classes,
+            duplicates=duplicates, name=name, metric=metric, meta=meta,
+        )  # fmt: skip
+
+    @classmethod
+    def from_lists(
+        cls,
+        indptr: Tensor,
+        indices: Tensor,
+        x: FeatureStore | ArrayLike = None,
+        y: ArrayLike = None,
+        *,
+        train: ArrayLike = None,
+        val: ArrayLike = None,
+        test: ArrayLike = None,
+        edge_weight: ArrayLike = None,
+        num_classes: int | None = None,
+        duplicates: str = "error",
+        name: str = "graph",
+        metric: str = "accuracy",
+        meta: Mapping[str, Any] | None = None,
+    ) -> Graph:
+        """A checked graph from in-edge lists that are already grouped; otherwise as ``from_edges``. Memory is shared."""
+        store = x if x is None or isinstance(x, FeatureStore) else dense_features(x)
+        labels, classes = (None, num_classes or 0) if y is None else _labels(y, num_classes)
+        weight = None if edge_weight is None else _weights(edge_weight, indices.numel())
         split = None
         if train is not None or val is not None or test is not None:
-            split = Split.of(nodes, train, val, test)
+            split = Split.of(indptr.numel() - 1, train, val, test)
         graph = cls(indptr, indices, store, labels, split, weight, classes, name, metric, dict(meta or {}))
         return graph.check(duplicates=duplicates)
 
@@ -201,7 +227,8 @@ def _tensor(name: str, given: ArrayLike) -> Tensor:
     return torch.from_numpy(array)
 
 
-def _dense(given: ArrayLike) -> DenseFeatures:
+def dense_features(given: ArrayLike) -> DenseFeatures:
+    """A matrix [N, F] of any numeric kind as a store; kinds that kernels cannot gather become float32."""
     values = _tensor("x", given)
     if values.dim() != 2:
         raise GraphError(f"x: expected a matrix [N, F], got {list(values.shape)}")
@@ -235,11 +262,11 @@ def _weights(given: ArrayLike, edges: int) -> Tensor:
     return weight
 
 
-def _count_nodes(edges: Tensor, x: FeatureStore | None, y: Tensor | None) -> int:
+def _count_nodes(edges: Tensor, x: FeatureStore | None, y: ArrayLike) -> int:
     if x is not None:
         return x.num_rows
     if y is not None:
-        return y.shape[0]
+        return len(y)
     return int(edges.max()) + 1 if edges.numel() else 0
 
 

@@ -28,7 +28,7 @@ def require(ok: bool, message: str) -> None:
 
 def bounds(op: str, name: str, ids: Tensor, limit: int) -> None:
     """KernelError naming the first position of ids that is outside 0 .. limit-1."""
-    bad = (ids < 0) | (ids >= limit)
+    bad = (ids < 0) | (ids.long() >= limit)  # int32 ids: a limit beyond 2**31 must not wrap
     if bool(bad.any()):
         at = int(bad.reshape(-1).nonzero()[0])
         value = int(ids.reshape(-1)[at])

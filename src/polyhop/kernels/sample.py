@@ -13,7 +13,6 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import index
-from typing import SupportsIndex
 
 import torch
 from torch import Tensor
@@ -117,15 +116,22 @@ class Sampler:
         return self._handle
 
     def _copy(self, num_dst: int, sizes: list[int]) -> Sampled:
+        edges, num_src = sizes[::2], sizes[1::2]
+        num_dsts = [num_dst, *num_src[:-1]]
+        kept = [count if self._keep_edges else 0 for count in edges]
+        parts = iter(
+            _carve(
+                [*(count + 1 for count in num_dsts), *kept, num_src[-1]],  # int64: indptr, edge, src_ids
+                [*edges, num_src[-1]],  # int32: indices, in_degree
+            )
+        )
+        indptrs, edge_parts, src_ids = [next(parts) for _ in edges], [next(parts) for _ in edges], next(parts)
+        indices, in_degree = [next(parts) for _ in edges], next(parts)
         layers = []
-        for hop, (edges, num_src) in enumerate(zip(sizes[::2], sizes[1::2], strict=True)):
-            indptr = torch.empty(num_dst + 1, dtype=torch.int64)
-            indices = torch.empty(edges, dtype=torch.int32)
-            edge = torch.empty(edges, dtype=torch.int64) if self._keep_edges else None
-            native.call("ph_sample_copy", self._handle, hop, indptr, indices, edge)
-            layers.append(SampledLayer(indptr, indices, edge, num_src))
-            num_dst = num_src
-        src_ids, in_degree = torch.empty(num_dst, dtype=torch.int64), torch.empty(num_dst, dtype=torch.int32)
+        for hop, sources in enumerate(num_src):
+            edge = edge_parts[hop] if self._keep_edges else None
+            native.call("ph_sample_copy", self._handle, hop, indptrs[hop], indices[hop], edge)
+            layers.append(SampledLayer(indptrs[hop], indices[hop], edge, sources))
         native.call("ph_sample_ids", self._handle, self._indptr, src_ids, in_degree)
         return Sampled(src_ids, in_degree, tuple(layers))
 
@@ -150,6 +156,18 @@ class Sampler:
         )
 
 
+def _carve(longs: list[int], ints: list[int]) -> list[Tensor]:
+    """int64 vectors of the given lengths, then int32 ones, all cut from one allocation.
+
+    Pieces of their own would be given back to the system and faulted in again with every mini-batch.
+    """
+    line = 8  # int64 words in a cache line
+    rooms = [-(-n // line) * line for n in longs] + [-(-n // (2 * line)) * line for n in ints]
+    pieces = torch.empty(sum(rooms), dtype=torch.int64).split(rooms)
+    wide = [piece[:n] for piece, n in zip(pieces, longs)]
+    return wide + [piece.view(torch.int32)[:n] for piece, n in zip(pieces[len(longs) :], ints)]
+
+
 def check_fanouts(fanouts: Sequence[int]) -> tuple[int, ...]:
     """The fan-outs; ConfigError unless there is at least one and each is a whole number >= 1, or -1 for all."""
     if len(fanouts) == 0:
@@ -157,7 +175,8 @@ def check_fanouts(fanouts: Sequence[int]) -> tuple[int, ...]:
             "num_neighbors is empty: give one fan-out per layer, from the seeds outward, e.g. [15, 10, 5]"
         )
     for at, fanout in enumerate(fanouts):
-        if not isinstance(fanout, SupportsIndex) or (fanout < 1 and fanout != -1):
+        is_whole = hasattr(fanout, "__index__")
+        if not is_whole or (fanout < 1 and fanout != -1):
             raise ConfigError(
                 f"num_neighbors[{at}] = {fanout!r}: expected a whole number of at least 1, or -1 for all"
             )

@@ -24,7 +24,9 @@ from polyhop.nn.rows import Rows, gathered, own_rows
 
 __all__ = ["Layer", "as_block", "cheaper_to_map_first", "draw_key", "refuse_options"]
 
-# One multiply-add of aggregation costs as much as this many of a matrix product (see docs/decisions if it moves).
+# An aggregated value costs as much as this many multiply-adds of a matrix product. Measured in float32 on one AVX-512 core,
+# 30,000 to 120,000 rows, 5 to 16 edges per destination: 14-24 G multiply-adds/s against 0.9-1.7 G values/s at widths 128 and
+# 256 (ratio 13 to 19), 10-16 against 1.3-5.9 at width 64, which partly stays in cache (ratio 3 to 8).
 EDGE_COST = 12
 
 

@@ -177,17 +177,14 @@ def activation(
     """A torch activation by name ("relu", "leaky_relu", "ELU", "swish"), a callable as it is, or None."""
     if not isinstance(given, str):
         return given
-    if _plain(given) == "swish":
-        return nn.SiLU(**kwargs)
-    known = {
-        name: kind
+    known: dict[str, Callable[..., Callable[[Tensor], Tensor]]] = {
+        _plain(name): kind
         for name, kind in vars(nn.modules.activation).items()
         if isinstance(kind, type) and issubclass(kind, nn.Module) and kind is not nn.Module
     }
-    for name, kind in known.items():
-        if _plain(name) == _plain(given):
-            made: Callable[[Tensor], Tensor] = kind(**kwargs)
-            return made
+    known["swish"] = nn.SiLU
+    if _plain(given) in known:
+        return known[_plain(given)](**kwargs)
     raise ConfigError(unknown("activation", given, known))
 
 

@@ -80,14 +80,20 @@ def gcn_scales(
 
 
 def _kept(block: Block, name: str, make: Callable[[], T], keep: bool = True) -> T:
-    """The block's value of that name, made on first use."""
+    """The block's value of that name, made on first use. Never one made from other tensors (see dataclasses.replace)."""
+    source = (
+        block.indptr, block.indices, block.edge_weight, block.in_degree, block.in_weight, block.loop_weight,
+        block.num_src, block.dst_start, block.is_sampled,
+    )  # fmt: skip
     if name in block._cache:
-        value: T = block._cache[name]
-        return value
-    value = make()
+        made_from, value = block._cache[name]
+        if all(a is b for a, b in zip(made_from, source, strict=True)):
+            found: T = value
+            return found
+    made = make()
     if keep:
-        block._cache[name] = value
-    return value
+        block._cache[name] = (source, made)
+    return made
 
 
 def _required(value: Tensor | None, name: str) -> Tensor:

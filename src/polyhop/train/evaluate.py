@@ -31,7 +31,8 @@ from polyhop.strategies.step import LayeredModel
 __all__ = ["DEFAULT_MEMORY_BYTES", "Chunk", "in_eval_mode", "layerwise"]
 
 DEFAULT_MEMORY_BYTES = 2 << 30
-_EDGE_BYTES = 64  # indices, their compaction, and per-edge scratch such as attention scores of 8 heads
+_EDGE_BYTES = 48  # indices, their compaction, and per-edge scratch such as attention scores of 8 heads
+_SLACK = 1.25  # the next chunk may share fewer sources than the last one did
 _FIRST_WIDTH_BYTES = 1024  # assumed width of a layer's output until its first chunk is done
 
 Chunk = tuple[int, int, Tensor]
@@ -103,7 +104,7 @@ class _Stored:
 
     def __init__(self, tensors: dict[str, Tensor], device: torch.device) -> None:
         self._tensors, self._device = tensors, device
-        self.row_bytes = sum(t[:1].numel() * t.element_size() for t in tensors.values())
+        self.row_bytes = sum(_row_bytes(value) for value in tensors.values())
 
     def all(self) -> State:
         return {name: value.to(self._device) for name, value in self._tensors.items()}
@@ -152,36 +153,31 @@ class _Run:
 
     def layer(self, index: int, rows: _Input | _Stored, wanted: Tensor | None = None) -> Iterator[_Piece]:
         """Output rows of one layer, chunk by chunk."""
-        out_bytes, start = max(rows.row_bytes, _FIRST_WIDTH_BYTES), 0
+        budget = _Budget(self.memory_bytes, self.num_nodes, rows.row_bytes)
+        start = 0
         while start < self.num_nodes:
             self.poll()
-            stop = self._stop(start, rows.row_bytes, out_bytes)
-            if wanted is None or _holds_any(wanted, start, stop):
-                state = self._chunk(index, rows, start, stop)
-                out_bytes = sum(t[:1].numel() * t.element_size() for t in state.values())
-                yield start, stop, state
+            stop = budget.stop(self.whole.host_block.indptr, start)
+            if wanted is not None and not _holds_any(wanted, start, stop):
+                start = stop
+                continue
+            stop, state = self._chunk(index, rows, start, stop, budget)
+            budget.learn_width(sum(_row_bytes(value) for value in state.values()))
+            yield start, stop, state
             start = stop
 
-    def _chunk(self, index: int, rows: _Input | _Stored, start: int, stop: int) -> State:
+    def _chunk(
+        self, index: int, rows: _Input | _Stored, start: int, stop: int, budget: _Budget
+    ) -> tuple[int, State]:
+        """Run one chunk, cut shorter if its sources turn out too many; returns where it ended."""
         if stop - start == self.num_nodes:
-            return self.model.layer(index, self.whole.block, rows.all())
+            return stop, self.model.layer(index, self.whole.block, rows.all())
         block, ids = self._slice(start, stop)
-        return self.model.layer(index, self.whole.placement.block(block), rows.gather(ids))
-
-    def _stop(self, start: int, in_bytes: int, out_bytes: int) -> int:
-        """The largest stop such that the chunk's working set fits the budget; at least one row."""
-        if self.memory_bytes is None:
-            return self.num_nodes
-        indptr = self.whole.host_block.indptr
-        source_bytes = 2 * in_bytes + out_bytes  # gathered, scaled or projected
-        low, high = start + 1, self.num_nodes
-        while low < high:
-            middle = (low + high + 1) // 2
-            edges = int(indptr[middle]) - int(indptr[start])
-            sources = min(self.num_nodes, middle - start + edges)
-            cost = sources * source_bytes + edges * _EDGE_BYTES + (middle - start) * out_bytes
-            low, high = (middle, high) if cost <= self.memory_bytes else (low, middle - 1)
-        return low
+        while stop - start > 1 and not budget.fits(ids.numel(), block.num_edges, stop - start):
+            stop = start + (stop - start) // 2
+            block, ids = self._slice(start, stop)
+        budget.learn_sharing(ids.numel(), block.num_edges, stop - start)
+        return stop, self.model.layer(index, self.whole.placement.block(block), rows.gather(ids))
 
     def _slice(self, start: int, stop: int) -> tuple[Block, Tensor]:
         """The block of destinations start .. stop with only the sources that they read; those sources' ids, ascending."""
@@ -226,7 +222,7 @@ class _Run:
 
     def _allocate(self, state: State) -> dict[str, Tensor]:
         shapes = {name: (self.num_nodes, *value.shape[1:]) for name, value in state.items()}
-        total = sum(self.num_nodes * value[:1].numel() * value.element_size() for value in state.values())
+        total = self.num_nodes * sum(_row_bytes(value) for value in state.values())
         is_large = self.memory_bytes is not None and 2 * total > self.memory_bytes
         if is_large and self.spill_dir is not None:
             return {name: _mapped(shapes[name], value.dtype, self.spill_dir) for name, value in state.items()}
@@ -234,6 +230,42 @@ class _Run:
         return {
             name: torch.empty(shapes[name], dtype=value.dtype, device=device) for name, value in state.items()
         }
+
+
+class _Budget:
+    """How many destinations one chunk of a layer may have. Learns, from the chunks done, how wide output rows are and how
+    many sources the destinations share; what it says depends on the graph and the budget only.
+    """
+
+    def __init__(self, memory_bytes: int | None, num_nodes: int, in_bytes: int) -> None:
+        self.memory_bytes, self.num_nodes, self.in_bytes = memory_bytes, num_nodes, in_bytes
+        self.out_bytes = max(in_bytes, _FIRST_WIDTH_BYTES)
+        self.sources_per_reference = 1.0  # distinct sources / (edges + destinations)
+
+    def learn_width(self, out_bytes: int) -> None:
+        self.out_bytes = out_bytes
+
+    def learn_sharing(self, sources: int, edges: int, rows: int) -> None:
+        self.sources_per_reference = min(1.0, _SLACK * sources / (edges + rows))
+
+    def fits(self, sources: float, edges: int, rows: int) -> bool:
+        """Whether the working set of such a chunk is within the budget: rows gathered, scaled or projected, and written."""
+        if self.memory_bytes is None:
+            return True
+        source_bytes = 2 * self.in_bytes + self.out_bytes
+        return sources * source_bytes + edges * _EDGE_BYTES + rows * self.out_bytes <= self.memory_bytes
+
+    def stop(self, indptr: Tensor, start: int) -> int:
+        """The largest stop that should fit; at least one row."""
+        low, high = start + 1, self.num_nodes
+        if self.memory_bytes is None:
+            return high
+        while low < high:
+            middle = (low + high + 1) // 2
+            edges, rows = int(indptr[middle]) - int(indptr[start]), middle - start
+            sources = min(self.num_nodes, self.sources_per_reference * (rows + edges))
+            low, high = (middle, high) if self.fits(sources, edges, rows) else (low, middle - 1)
+        return low
 
 
 def _mapped(shape: tuple[int, ...], dtype: torch.dtype, folder: Path) -> Tensor:
@@ -258,6 +290,10 @@ def _mapped(shape: tuple[int, ...], dtype: torch.dtype, folder: Path) -> Tensor:
 def _holds_any(wanted: Tensor, start: int, stop: int) -> bool:
     low, high = torch.searchsorted(wanted, torch.tensor([start, stop])).tolist()
     return bool(high > low)
+
+
+def _row_bytes(rows: Tensor) -> int:
+    return rows[:1].numel() * rows.element_size()
 
 
 def _bytes_per_row(whole: WholeGraph) -> int:

@@ -62,7 +62,7 @@ def _labelled(ids: Tensor, is_labelled: Tensor) -> Tensor:
 
 
 def check_model(model: nn.Module, graph: Graph) -> None:
-    """ConfigError where the model's widths cannot fit the graph."""
+    """ConfigError where the graph has no features or the model's widths cannot fit it."""
     lazy = [
         name for name, p in model.named_parameters() if isinstance(p, nn.parameter.UninitializedParameter)
     ]
@@ -70,6 +70,10 @@ def check_model(model: nn.Module, graph: Graph) -> None:
         raise ConfigError(
             f"{type(model).__name__} has parameters without a shape yet ({lazy[0]}, ...): "
             f"give in_channels={graph.num_features} instead of -1"
+        )
+    if graph.x is None:
+        raise ConfigError(
+            f"graph {graph.name!r} has no features: give x [N, F] (for instance degrees or a one-hot id)"
         )
     given = getattr(model, "in_channels", None)
     if isinstance(given, int) and given != graph.num_features:

@@ -58,7 +58,9 @@ def test_weights_get_their_gradient(loops, same_as_pyg) -> None:
 def test_no_edges_at_all(same_as_pyg) -> None:
     ours, theirs = GCNConv(7, 5), pyg.GCNConv(7, 5)
     edges = torch.empty(2, 0, dtype=torch.int64)
-    same_as_pyg(ours, theirs, lambda x: ours(x, edges), lambda x: theirs(x, edges), [torch.randn(4, 7).double()])
+    same_as_pyg(
+        ours, theirs, lambda x: ours(x, edges), lambda x: theirs(x, edges), [torch.randn(4, 7).double()]
+    )
 
 
 def _by_hand(sample, block, conv, h, *, weighted: bool, improved: bool = False):
@@ -70,7 +72,9 @@ def _by_hand(sample, block, conv, h, *, weighted: bool, improved: bool = False):
     loop = {int(v): float(w) for v, w in zip(dst[src == dst], weight[src == dst], strict=True)}
     total = torch.zeros(n, dtype=torch.float64).index_add(0, dst, weight)
     degree = torch.bincount(dst, minlength=n)
-    deg = torch.tensor([float(total[v]) + (0.0 if v in loop else fill) for v in range(n)], dtype=torch.float64)
+    deg = torch.tensor(
+        [float(total[v]) + (0.0 if v in loop else fill) for v in range(n)], dtype=torch.float64
+    )
     rows = []
     for i in range(block.num_dst):
         v = int(block.src_ids[block.dst_start + i])
@@ -89,7 +93,9 @@ def _by_hand(sample, block, conv, h, *, weighted: bool, improved: bool = False):
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("improved", [False, True])
 @pytest.mark.parametrize("first", [0, 2])
-def test_sampled_block_by_hand(sample, cut_block, some_edges, tiny_weights, weighted, improved, first) -> None:
+def test_sampled_block_by_hand(
+    sample, cut_block, some_edges, tiny_weights, weighted, improved, first
+) -> None:
     conv = tiny_weights(GCNConv(7, 5, improved=improved))
     keep = some_edges(sample)
     block = cut_block(sample, torch.tensor([6, 1, 9, 0]), keep=keep, weighted=weighted, first=first)

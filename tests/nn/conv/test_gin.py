@@ -42,7 +42,9 @@ def test_equals_pyg(sample, same_as_pyg, network, options) -> None:
     )
 
 
-@pytest.mark.parametrize("options", [{"norm": None}, {"norm": "batch_norm"}, {"norm": "batch_norm", "act_first": True}])
+@pytest.mark.parametrize(
+    "options", [{"norm": None}, {"norm": "batch_norm"}, {"norm": "batch_norm", "act_first": True}]
+)
 def test_mlp_equals_pyg(sample, same_as_pyg, options) -> None:
     ours = GINConv(MLP([7, 3, 4], **options))
     theirs = pyg.GINConv(pyg.MLP([7, 3, 4], **options))

@@ -50,7 +50,9 @@ def test_sampled_block_by_hand(sample, cut_block, some_edges, tiny_weights, aggr
         drawn = h[block.indices[block.indptr[i] : block.indptr[i + 1]].long()]
         assert len(drawn)
         full = int(degree[block.src_ids[first + i]])
-        rows.append({"mean": drawn.mean(0), "sum": drawn.sum(0) * full / len(drawn), "max": drawn.amax(0)}[aggr])
+        rows.append(
+            {"mean": drawn.mean(0), "sum": drawn.sum(0) * full / len(drawn), "max": drawn.amax(0)}[aggr]
+        )
     own = h[first : first + 4]
     expected = torch.stack(rows) @ conv.lin_l.weight.t() + conv.lin_l.bias + own @ conv.lin_r.weight.t()
     torch.testing.assert_close(conv(h, block), expected, **CLOSE)

@@ -1,0 +1,56 @@
+"""How a finished run is shown: the curve, the numbers, the picture, and what to do next."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from polyhop.cli import console
+from polyhop.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from polyhop.trainer import Result
+
+__all__ = ["show_result"]
+
+
+def show_result(result: Result, folder: Path, as_json: bool) -> None:
+    """Print the outcome: one JSON document, or a curve and a table; curve.png goes into the run folder."""
+    from polyhop.report import curve, read_history
+
+    history = read_history(folder)
+    loss, val = history.series("loss"), history.series("val")
+    picture = _save_picture(folder, result.metric, {"loss": loss, "val": val, "test": history.series("test")})
+    if as_json:
+        console.print_json({**result.to_json(), "curve": None if picture is None else str(picture)})
+        return
+    name, drawn = (f"validation {result.metric}", val) if len(val) > 1 else ("training loss", loss)
+    if len(drawn) > 1:
+        print(f"\n{name} over epochs\n{curve(drawn, ascii=console.is_ascii())}\n")
+    rows = [(f"test {result.metric}", _shown(result.test))]
+    at = "" if result.best_epoch is None else f" at epoch {result.best_epoch}"
+    rows.append((f"best validation {result.metric}", f"{_shown(result.best_val)}{at}"))
+    rows.append(("trained", f"{result.epochs} epochs, {result.steps:,} steps, {result.seconds:.1f} s"))
+    rows.append(("run folder", str(folder)))
+    if picture is not None:
+        rows.append(("picture", str(picture)))
+    rows.append(("next", f"polyhop predict {folder} --out predictions.csv"))
+    console.show_table(rows)
+
+
+def _shown(value: float | None) -> str:
+    return "none (no such nodes)" if value is None else f"{100 * value:.2f} %"
+
+
+def _save_picture(folder: Path, metric: str, series: dict[str, list[tuple[float, float]]]) -> Path | None:
+    """curve.png in the run folder, where matplotlib is installed and there is something to draw."""
+    from polyhop.report import save_figure
+
+    if len(series["loss"]) < 2:
+        return None
+    scored = {name: series[name] for name in ("val", "test") if series[name]}
+    panels = {"training loss": {"loss": series["loss"]}, **({metric: scored} if scored else {})}
+    try:
+        return save_figure(folder / "curve.png", panels, title=folder.name)
+    except UnsupportedError:
+        return None  # the curve on the terminal says the same; 'polyhop env' tells what the extra adds
