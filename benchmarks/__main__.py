@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 from pathlib import Path
@@ -33,9 +34,13 @@ def _arguments(given: list[str] | None) -> argparse.Namespace:
 def main(given: list[str] | None = None) -> int:
     """Exit status 0 when every section ran (aims missed are reported, not failed), 1 otherwise, 2 for a wrong name."""
     arguments = _arguments(given)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # subprocess.run then ends the section too
     sections = BENCHES[arguments.name]
     if arguments.only is not None and arguments.only not in sections:
-        print(f"no section {arguments.only!r} in {arguments.name}; there is: {', '.join(sections)}", file=sys.stderr)
+        print(
+            f"no section {arguments.only!r} in {arguments.name}; there is: {', '.join(sections)}",
+            file=sys.stderr,
+        )
         return 2
     start = time.perf_counter()
     figures: list[Figure] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterator
 
@@ -19,11 +20,16 @@ __all__ = ["Gcn", "Sage", "batches", "copy_sum", "gat", "graph", "load_gat", "lo
 set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
-def graph(data: Graph, *, dtype: torch.dtype = torch.int64, loops: bool = False, formats: bool = True) -> DGLGraph:
+def graph(
+    data: Graph, *, dtype: torch.dtype = torch.int64, loops: bool = False, formats: bool = True
+) -> DGLGraph:
     """The same edges as a DGL graph; ``loops`` adds every node's own; ``formats`` builds all layouts ahead of any timing."""
     if loops:
         ids = torch.arange(data.num_nodes)
-        made = dgl.graph((torch.cat([data.indices.long(), ids]), torch.cat([data.destinations, ids])), num_nodes=data.num_nodes)
+        made = dgl.graph(
+            (torch.cat([data.indices.long(), ids]), torch.cat([data.destinations, ids])),
+            num_nodes=data.num_nodes,
+        )
         made = made.int() if dtype == torch.int32 else made
     else:
         parts = (data.indptr.to(dtype), data.indices.to(dtype), torch.tensor([], dtype=dtype))
@@ -44,7 +50,9 @@ def sampler(num_neighbors: list[int], *, is_fused: bool = True) -> dgl.dataloadi
     return dgl.dataloading.NeighborSampler(num_neighbors[::-1], fused=is_fused)
 
 
-def loader(made: DGLGraph, seeds: Tensor, num_neighbors: list[int], batch_size: int) -> dgl.dataloading.DataLoader:
+def loader(
+    made: DGLGraph, seeds: Tensor, num_neighbors: list[int], batch_size: int
+) -> dgl.dataloading.DataLoader:
     """DGL's own loader in this process (no workers: their memory and CPU would not be counted)."""
     return dgl.dataloading.DataLoader(
         made, seeds, sampler(num_neighbors), batch_size=batch_size, shuffle=True, num_workers=0
@@ -56,7 +64,7 @@ class Sage(nn.Module):
 
     def __init__(self, widths: list[int]) -> None:
         super().__init__()
-        pairs = zip(widths, widths[1:], strict=False)
+        pairs = itertools.pairwise(widths)
         self.convs = nn.ModuleList([dgl_nn.SAGEConv(a, b, "mean") for a, b in pairs])
 
     def forward(self, blocks: list[DGLGraph], h: Tensor) -> Tensor:
@@ -80,7 +88,7 @@ class Gcn(nn.Module):
 
     def __init__(self, widths: list[int]) -> None:
         super().__init__()
-        pairs = zip(widths, widths[1:], strict=False)
+        pairs = itertools.pairwise(widths)
         self.convs = nn.ModuleList([dgl_nn.GraphConv(a, b, norm="both") for a, b in pairs])
 
     def forward(self, made: DGLGraph, h: Tensor) -> Tensor:
@@ -112,7 +120,9 @@ def load_gat(conv: nn.Module, state: dict[str, Tensor]) -> None:
     conv.bias.copy_(state["bias"])
 
 
-def batches(dataloader: dgl.dataloading.DataLoader, x: Tensor, y: Tensor) -> Iterator[tuple[list[DGLGraph], Tensor, Tensor]]:
+def batches(
+    dataloader: dgl.dataloading.DataLoader, x: Tensor, y: Tensor
+) -> Iterator[tuple[list[DGLGraph], Tensor, Tensor]]:
     """Blocks, gathered input rows and labels of each mini-batch of one epoch."""
     for input_nodes, seeds, blocks in dataloader:
         yield blocks, x[input_nodes], y[seeds]

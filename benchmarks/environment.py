@@ -18,7 +18,7 @@ from benchmarks.harness import ROOT, Figure
 __all__ = ["ensure_peers", "run_section"]
 
 PEERS = ROOT / ".venv-peers"
-# torch comes first and alone: a peer must never choose it. DGL declares dependencies it does not need at import, hence --no-deps;
+# torch comes first and alone: a peer must never choose it. DGL declares dependencies it does not need, hence --no-deps;
 # 1.1.3 is the newest that runs on this torch.
 STEPS: tuple[tuple[str, ...], ...] = (
     ("torch==2.13.0",),
@@ -65,7 +65,9 @@ def run_section(bench: str, section: str, num_threads: int, *, is_quick: bool) -
             "OMP_NUM_THREADS": str(num_threads),
             "MKL_NUM_THREADS": str(num_threads),
             "POLYHOP_THREADS": str(num_threads),
-            "POLYHOP_KERNELS": os.environ.get("POLYHOP_KERNELS", "native"),  # never a silent fallback in a figure
+            "POLYHOP_KERNELS": os.environ.get(
+                "POLYHOP_KERNELS", "native"
+            ),  # never a silent fallback in a figure
             "PYTHONPATH": os.pathsep.join([str(_link_package(folder)), str(ROOT)]),
             "PYTHONWARNINGS": "ignore",
         }

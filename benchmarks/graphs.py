@@ -17,7 +17,9 @@ def synth(name: str) -> Graph:
     return generate(name)
 
 
-def skewed(num_nodes: int, num_edges: int, *, num_features: int = 0, num_classes: int = 47, num_train: int = 0) -> Graph:
+def skewed(
+    num_nodes: int, num_edges: int, *, num_features: int = 0, num_classes: int = 47, num_train: int = 0
+) -> Graph:
     """Undirected, degree exponent about 2.5, largest degree about 300 times the mean, most edges inside a class.
 
     ``num_edges`` counts both directions. Node ids carry no locality.

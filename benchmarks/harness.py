@@ -15,7 +15,16 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-__all__ = ["ROOT", "Figure", "Timing", "alternate", "append_rows", "copy_bandwidth", "print_table", "write_json"]
+__all__ = [
+    "ROOT",
+    "Figure",
+    "Timing",
+    "alternate",
+    "append_rows",
+    "copy_bandwidth",
+    "print_table",
+    "write_json",
+]
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -44,42 +53,49 @@ class Figure:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of each repetition of one side, in the order they ran."""
+    """Wall and CPU seconds (all threads of the process) of each repetition of one side, in the order they ran."""
 
-    seconds: tuple[float, ...]
+    wall: tuple[float, ...]
+    cpu: tuple[float, ...]
+    counts_cpu: bool = False  # which of the two the bench compares
+
+    @property
+    def seconds(self) -> tuple[float, ...]:
+        return self.cpu if self.counts_cpu else self.wall
 
     @property
     def median(self) -> float:
         return statistics.median(self.seconds)
 
     def __str__(self) -> str:
-        return f"{self.median:.4g} s [{min(self.seconds):.4g} .. {max(self.seconds):.4g}]"
+        other = (
+            f"wall {statistics.median(self.wall):.4g}"
+            if self.counts_cpu
+            else f"cpu {statistics.median(self.cpu):.4g}"
+        )
+        return f"{self.median:.4g} s [{min(self.seconds):.4g} .. {max(self.seconds):.4g}, {other}]"
 
 
 def alternate(
-    sides: Mapping[str, Callable[[], object]],
-    *,
-    repeats: int,
-    clock: Callable[[], float] = time.perf_counter,
-    warm_up: bool = True,
+    sides: Mapping[str, Callable[[], object]], *, repeats: int, counts_cpu: bool = False, warm_up: bool = True
 ) -> dict[str, Timing]:
     """Time the sides in turn, ``repeats`` rounds, each round starting with another side.
 
-    ``clock=time.process_time`` counts CPU seconds of all threads of this process.
+    ``counts_cpu`` compares CPU seconds of all threads of this process instead of wall time; both are kept.
     """
     names = list(sides)
     if warm_up:
         for name in names:
             sides[name]()
-    seconds: dict[str, list[float]] = {name: [] for name in names}
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     for turn in range(repeats):
         shift = turn % len(names)
         for name in names[shift:] + names[:shift]:
             gc.collect()
-            start = clock()
+            wall, cpu = time.perf_counter(), time.process_time()
             sides[name]()
-            seconds[name].append(clock() - start)
-    return {name: Timing(tuple(values)) for name, values in seconds.items()}
+            seconds[name].append((time.perf_counter() - wall, time.process_time() - cpu))
+    return {name: Timing(*zip(*pairs, strict=True), counts_cpu) for name, pairs in seconds.items()}
 
 
 def copy_bandwidth(num_threads: int, *, size_bytes: int = 1 << 29) -> float:
@@ -104,7 +120,11 @@ def print_table(figures: Iterable[Figure]) -> None:
     rows = [(f.name, f"{f.value:.4g}", f.unit, f.verdict, f.details) for f in figures]
     widths = [max((len(row[i]) for row in rows), default=0) for i in range(4)]
     for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row[:4], widths, strict=True)), row[4], sep="  ")
+        print(
+            "  ".join(cell.ljust(width) for cell, width in zip(row[:4], widths, strict=True)),
+            row[4],
+            sep="  ",
+        )
 
 
 def write_json(figures: Iterable[Figure], path: Path) -> None:
@@ -134,7 +154,9 @@ def append_rows(bench: str, figures: Iterable[Figure], version: str) -> Path:
 
 def _commit() -> str:
     def git(*arguments: str) -> str:
-        done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False
+        )
         return done.stdout.strip() if done.returncode == 0 else ""
 
     head = git("rev-parse", "--short", "HEAD")

@@ -1,12 +1,13 @@
 """PyG's side of every comparison, at its best on the same work.
 
-Mini-batches: one bipartite sparse matrix per layer, so that a layer computes its destinations only; that is faster than PyG's own
-``trim_to_layer`` (which computes all remaining nodes) and than plain ``edge_index``; both can be shown beside. Full graphs: one
-normalised sparse matrix. The matrix layout is chosen per bench by timing all of LAYOUTS.
+Mini-batches: one bipartite sparse matrix per layer, so that a layer computes its destinations only; that is faster than
+PyG's own ``trim_to_layer`` (which computes all remaining nodes) and than plain ``edge_index``; both are shown beside.
+Full graphs: one normalised sparse matrix. The matrix layout is chosen per bench by timing all of LAYOUTS.
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import torch
@@ -58,7 +59,7 @@ class Sage(nn.Module):
     def __init__(self, widths: list[int], layout: str) -> None:
         super().__init__()
         aggr = "sum" if layout in ("csr", "csr32", "csc") else "mean"
-        pairs = zip(widths, widths[1:], strict=False)
+        pairs = itertools.pairwise(widths)
         self.convs = nn.ModuleList([SAGEConv(a, b, aggr=aggr) for a, b in pairs])
         self.layout = layout
 
@@ -80,7 +81,7 @@ class SageTrimmed(nn.Module):
 
     def __init__(self, widths: list[int]) -> None:
         super().__init__()
-        self.convs = nn.ModuleList([SAGEConv(a, b) for a, b in zip(widths, widths[1:], strict=False)])
+        self.convs = nn.ModuleList([SAGEConv(a, b) for a, b in itertools.pairwise(widths)])
 
     @staticmethod
     def prepare(batch: MiniBatch) -> tuple[Tensor, list[int], list[int]]:
@@ -107,7 +108,9 @@ class SageTrimmed(nn.Module):
 
 def normalised(graph: Graph, layout: str) -> tuple[Tensor | EdgeIndex, Tensor | None]:
     """GCN's normalised matrix with loops (and edge weights apart, for the layouts that want them apart)."""
-    edges, weight = gcn_norm(graph.edge_index, None, graph.num_nodes, add_self_loops=True, flow="source_to_target")
+    edges, weight = gcn_norm(
+        graph.edge_index, None, graph.num_nodes, add_self_loops=True, flow="source_to_target"
+    )
     order = torch.argsort(edges[1], stable=True)
     edges, weight = edges[:, order], weight[order]
     if layout == "plain":
@@ -125,7 +128,7 @@ class Gcn(nn.Module):
 
     def __init__(self, widths: list[int]) -> None:
         super().__init__()
-        pairs = zip(widths, widths[1:], strict=False)
+        pairs = itertools.pairwise(widths)
         self.convs = nn.ModuleList([GCNConv(a, b, normalize=False) for a, b in pairs])
 
     def forward(self, h: Tensor, edges: Tensor | EdgeIndex, weight: Tensor | None) -> Tensor:

@@ -62,14 +62,14 @@ class Buffer {
 // One 4-byte mark per node of the graph: base + local row. `base` moves past the last batch's marks: none is cleared.
 class DenseTable {
  public:
-  explicit DenseTable(int64_t num_nodes) : num_nodes_(num_nodes) {}
+  DenseTable(int64_t num_nodes, uint32_t first_base) : num_nodes_(num_nodes), base_(first_base ? first_base : 1) {}
 
   void start(int64_t last_count) {
     base_ += uint64_t(last_count);
-    if (base_ == 0 || base_ + uint64_t(num_nodes_) > 0xFFFFFFFFu) {
-      marks_.assign_zero(num_nodes_);
-      base_ = 1;
-    }
+    const bool is_spent = base_ + uint64_t(num_nodes_) > 0xFFFFFFFFu;
+    if (is_spent) base_ = 1;
+    if (is_spent || is_new_) marks_.assign_zero(num_nodes_);
+    is_new_ = false;
   }
   void make_room(const int64_t*, int64_t, int64_t) {}
   void prefetch(int64_t id) { __builtin_prefetch(&marks_[id], 1, 3); }
@@ -85,19 +85,21 @@ class DenseTable {
 
  private:
   int64_t num_nodes_;
-  uint64_t base_ = 0;
+  uint64_t base_;
+  bool is_new_ = true;
   Buffer<uint32_t> marks_;
 };
 
 // Open addressing with linear probing, at most half full: memory follows the batch, not the graph.
 class HashTable {
  public:
+  explicit HashTable(uint32_t first_batch) : batch_(first_batch) {}
+
   void start(int64_t) {
-    if (++batch_ == 0 || !capacity_) {
-      capacity_ = capacity_ ? capacity_ : 1024;
-      slots_.assign_zero(capacity_);
-      batch_ = 1;
-    }
+    const bool is_spent = ++batch_ == 0;
+    if (is_spent) batch_ = 1;
+    if (!capacity_) capacity_ = 1024, slots_.assign_zero(capacity_);
+    else if (is_spent) slots_.assign_zero(capacity_);
   }
   // Room for `more` new ids beside the `count` that are in.
   void make_room(const int64_t* ids, int64_t count, int64_t more) {
@@ -131,7 +133,7 @@ class HashTable {
   }
 
   int64_t capacity_ = 0;
-  uint32_t batch_ = 0;
+  uint32_t batch_;
   Buffer<Slot> slots_;
 };
 

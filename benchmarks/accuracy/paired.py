@@ -17,7 +17,7 @@ __all__ = ["run"]
 
 
 def run(*, is_quick: bool) -> Iterator[Figure]:
-    """Per model and graph: the mean difference in points (within 0.3 or two standard errors), and distance to the published mean."""
+    """Per model and graph: mean difference in points (within 0.3 or two standard errors), distance to the published."""
     os.environ.setdefault("POLYHOP_DATA", str(ROOT.parent / "shared" / "data"))
     num_seeds = 3 if is_quick else 10
     pairs = [(graph, model) for graph in GRAPHS for model in MODELS]
@@ -43,7 +43,7 @@ def _report(graph: str, model: str, found: list[dict[str, tuple[float, float]]])
     details = (
         f"polyhop {statistics.mean(ours):.2f} +- {statistics.stdev(ours):.2f}, pyg {statistics.mean(theirs):.2f} +- "
         f"{statistics.stdev(theirs):.2f}; difference {mean:+.2f}, standard error {error:.2f}, {len(found)} seeds; "
-        f"{seconds['polyhop']:.1f} s and {seconds['pyg']:.1f} s a run"
+        f"{seconds['polyhop']:.1f} and {seconds['pyg']:.1f} CPU-seconds a run"
     )
     name = f"{model.lower()}_{graph.replace('-', '_')}"
     print(f"  {name}: {details}", flush=True)
@@ -51,4 +51,10 @@ def _report(graph: str, model: str, found: list[dict[str, tuple[float, float]]])
     if (model, graph) in PUBLISHED:
         published = PUBLISHED[model, graph]
         away = statistics.mean(ours) - published
-        yield Figure(f"accuracy_published_{name}", abs(away), "points", f"published {published}, ours {away:+.2f}", at_most=1.0)
+        yield Figure(
+            f"accuracy_published_{name}",
+            abs(away),
+            "points",
+            f"published {published}, ours {away:+.2f}",
+            at_most=1.0,
+        )

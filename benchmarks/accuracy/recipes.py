@@ -1,8 +1,8 @@
 """What is trained: hyper-parameters of each model on each graph, the same for both sides, and the published figures.
 
-Citation graphs: row-normalised features, public split, settings of the papers (GCN: Kipf & Welling; GAT: Veličković et al.;
-GCNII: Chen et al., at 16 layers of 64, whose published means by depth are those of the paper's table of depths). GraphSAGE has no
-published mean-aggregator figure on the public splits (DGL's example uses its own "gcn" aggregator), so it is only paired.
+Citation graphs: row-normalised features, public split, settings of the papers (GCN: Kipf & Welling; GAT: Veličković
+et al.; GCNII: Chen et al., at 8 layers of 64, held against the paper's table of means by depth). GraphSAGE with mean
+aggregation has no published figure on the public splits (DGL's example uses its "gcn" aggregator): it is only paired.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ PUBLISHED = {
     ("GAT", "cora"): 83.0,
     ("GAT", "citeseer"): 72.5,
     ("GAT", "pubmed"): 79.0,
-    ("GCNII", "cora"): 84.6,
-    ("GCNII", "citeseer"): 72.9,
-    ("GCNII", "pubmed"): 80.2,
+    ("GCNII", "cora"): 84.2,
+    ("GCNII", "citeseer"): 70.6,
+    ("GCNII", "pubmed"): 79.3,
 }
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One model on one graph. ``decay_first`` and ``decay_rest``: weight decay of the first convolution (GCNII: of all) and the rest."""
+    """One model on one graph. ``decay_first``: weight decay of the first convolution (GCNII: of all of them)."""
 
     hidden: int
     num_layers: int = 2
@@ -49,16 +49,31 @@ class Recipe:
 
 _CITATION = {
     "GCN": Recipe(16, input_dropout=0.5, decay_rest=0.0, normalises_rows=True),
-    "GraphSAGE": Recipe(64, decay_rest=0.0, normalises_rows=True),
+    "GraphSAGE": Recipe(64, decay_rest=0.0, epochs=100, eval_every=4, normalises_rows=True),
     "GAT": Recipe(
-        64, dropout=0.6, input_dropout=0.6, lr=0.005, epochs=400, normalises_rows=True, options={"heads": 8, "act": "elu"}
+        64,
+        dropout=0.6,
+        input_dropout=0.6,
+        lr=0.005,
+        epochs=300,
+        eval_every=2,
+        normalises_rows=True,
+        options={"heads": 8, "act": "elu"},
     ),
-    "GCNII": Recipe(64, 16, dropout=0.6, decay_first=0.01, epochs=400, normalises_rows=True),
+    "GCNII": Recipe(64, 8, dropout=0.6, decay_first=0.01, epochs=300, eval_every=2, normalises_rows=True),
 }
 _OTHER = {
     "GCN": Recipe(64, decay_first=5e-5, decay_rest=5e-5, epochs=120, eval_every=2),
     "GraphSAGE": Recipe(64, decay_first=5e-5, decay_rest=5e-5, epochs=120, eval_every=2),
-    "GAT": Recipe(32, dropout=0.3, decay_first=5e-5, decay_rest=5e-5, epochs=60, eval_every=3, options={"heads": 4, "act": "elu"}),
+    "GAT": Recipe(
+        32,
+        dropout=0.3,
+        decay_first=5e-5,
+        decay_rest=5e-5,
+        epochs=60,
+        eval_every=3,
+        options={"heads": 4, "act": "elu"},
+    ),
     "GCNII": Recipe(64, 4, dropout=0.3, decay_first=1e-4, decay_rest=1e-4, epochs=100, eval_every=2),
 }
 
@@ -71,5 +86,9 @@ def recipe(model: str, graph: str) -> Recipe:
     if graph == "pubmed" and model == "GAT":
         return replace(found, lr=0.01, decay_first=1e-3, decay_rest=1e-3, epochs=200)
     if model == "GCNII" and graph != "cora":
-        return replace(found, dropout=0.7 if graph == "citeseer" else 0.5, decay_first={"citeseer": 0.01, "pubmed": 5e-4}[graph])
+        return replace(
+            found,
+            dropout=0.7 if graph == "citeseer" else 0.5,
+            decay_first={"citeseer": 0.01, "pubmed": 5e-4}[graph],
+        )
     return found

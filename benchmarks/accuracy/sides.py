@@ -21,7 +21,9 @@ from polyhop.sample import full_block
 
 __all__ = ["Side", "features", "make_sides"]
 
-Side = tuple[nn.Module, Callable[[], Tensor]]  # the module to train, and its logits [N, C] in its present mode
+Side = tuple[
+    nn.Module, Callable[[], Tensor]
+]  # the module to train, and its logits [N, C] in its present mode
 
 
 def features(graph: Graph, *, normalises_rows: bool) -> Tensor | SparseRows:
@@ -43,25 +45,35 @@ def _rows(x: SparseRows) -> Tensor:
 def make_sides(graph: Graph, x: Tensor | SparseRows, name: str, recipe: Recipe) -> dict[str, Side]:
     """Both models, ours starting from PyG's initial weights."""
     theirs, edges = _theirs(graph, name, recipe)
-    arguments: dict[str, Any] = {"num_layers": recipe.num_layers, "out_channels": graph.num_classes, "dropout": recipe.dropout}
+    arguments: dict[str, Any] = {
+        "num_layers": recipe.num_layers,
+        "out_channels": graph.num_classes,
+        "dropout": recipe.dropout,
+    }
     ours = getattr(our_nn, name)(graph.num_features, recipe.hidden, **arguments, **recipe.options)
     ours.load_state_dict(theirs.state_dict())
     block = full_block(graph)
-    dense = x if isinstance(x, Tensor) else x.dense()
     p = recipe.dropout if name == "GCNII" else recipe.input_dropout  # our GCNII drops its input itself
-
-    def their_rows() -> Tensor:
-        """torch's dropout of the input; where rows are sparse only of the stored values, which is the same and far faster."""
-        if not theirs.training or p == 0:
-            return dense
-        if isinstance(x, Tensor):
-            return functional.dropout(x, p)
-        return x.with_values(functional.dropout(x.values, p)).dense()
-
+    their_x = _their_rows(x, is_sparse=name != "GraphSAGE")
     return {
         "polyhop": (ours, lambda: ours(_dropped(x, recipe.input_dropout, ours.training), block)),
-        "pyg": (theirs, lambda: theirs(their_rows(), edges)),
+        "pyg": (theirs, lambda: theirs(their_x(p if theirs.training else 0.0), edges)),
     }
+
+
+def _their_rows(x: Tensor | SparseRows, *, is_sparse: bool) -> Callable[[float], Tensor]:
+    """PyG's input after torch's dropout of probability p. Layers that multiply first take sparse rows as a CSR tensor, of
+    which only stored values need dropping; SAGEConv aggregates first and needs them dense."""
+    if isinstance(x, Tensor) or not is_sparse:
+        dense = x if isinstance(x, Tensor) else x.dense()
+        return lambda p: functional.dropout(dense, p) if p else dense
+    columns = x.indices.long()
+
+    def rows(p: float) -> Tensor:
+        values = functional.dropout(x.values, p) if p else x.values
+        return torch.sparse_csr_tensor(x.indptr, columns, values, x.shape)
+
+    return rows
 
 
 def _dropped(x: Tensor | SparseRows, p: float, is_training: bool) -> Tensor | SparseRows:
@@ -76,7 +88,11 @@ def _dropped(x: Tensor | SparseRows, p: float, is_training: bool) -> Tensor | Sp
 
 def _theirs(graph: Graph, name: str, recipe: Recipe) -> tuple[nn.Module, Any]:
     """PyG's model and the form of the edges it is fastest on."""
-    arguments: dict[str, Any] = {"num_layers": recipe.num_layers, "out_channels": graph.num_classes, "dropout": recipe.dropout}
+    arguments: dict[str, Any] = {
+        "num_layers": recipe.num_layers,
+        "out_channels": graph.num_classes,
+        "dropout": recipe.dropout,
+    }
     if name == "GCNII":
         model = PygGcn2(graph.num_features, recipe.hidden, **arguments)
         return model, pyg_side.normalised(graph, "csr")[0]
@@ -94,7 +110,9 @@ def _theirs(graph: Graph, name: str, recipe: Recipe) -> tuple[nn.Module, Any]:
 class PygGcn2(nn.Module):
     """PyG's own example model for citation graphs, from its GCN2Conv; the caller drops the input."""
 
-    def __init__(self, in_channels: int, hidden: int, *, num_layers: int, out_channels: int, dropout: float) -> None:
+    def __init__(
+        self, in_channels: int, hidden: int, *, num_layers: int, out_channels: int, dropout: float
+    ) -> None:
         super().__init__()
         self.lins = nn.ModuleList([nn.Linear(in_channels, hidden), nn.Linear(hidden, out_channels)])
         self.convs = nn.ModuleList(

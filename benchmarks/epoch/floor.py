@@ -44,15 +44,23 @@ def measure(model: GraphSAGE, batches: list[MiniBatch]) -> Floor:
             rows_in, rows_out = block.num_src, block.num_dst
             width_in, width_out = conv.in_channels, conv.out_channels
             map_first = conv.map_first(block, has_gradient)
-            count = 3 if has_gradient else 2  # forward, weight gradient and, above the first layer, input gradient
+            count = (
+                3 if has_gradient else 2
+            )  # forward, weight gradient and, above the first layer, input gradient
             mapped_rows = rows_in if map_first else rows_out
-            products += _products(mapped_rows, width_in, width_out, count) + _products(rows_out, width_in, width_out, count)
+            products += _products(mapped_rows, width_in, width_out, count) + _products(
+                rows_out, width_in, width_out, count
+            )
             width = width_out if map_first else width_in
             moved += _aggregation_bytes(block.num_edges, rows_in, rows_out, width, map_first or has_gradient)
-            moved += 0 if is_last else 5 * rows_out * width_out * 4  # relu: read, write; backward: read two, write
+            moved += (
+                0 if is_last else 5 * rows_out * width_out * 4
+            )  # relu: read, write; backward: read two, write
         inputs = batch.blocks[0].num_src
         moved += 2 * inputs * WIDTH_BYTES * model.convs[0].in_channels  # gather the input rows
-        moved += sum(8 * block.num_edges + 16 * block.num_src for block in batch.blocks)  # sampling: ids read and written
+        moved += sum(
+            8 * block.num_edges + 16 * block.num_src for block in batch.blocks
+        )  # sampling: ids read and written
     return Floor(products, moved, copy_bandwidth(1))
 
 

@@ -32,7 +32,7 @@ def run(*, is_quick: bool) -> Iterator[Figure]:
     sides = {"polyhop": _epoch("polyhop", graph, ours, lambda x: ours(x, block), losses)}
     sides["dgl"] = _fastest(_dgl(graph, start, losses))
     sides["pyg"] = _fastest(_pyg(graph, start, losses))
-    times = alternate(sides, repeats=3 if is_quick else 5, clock=time.process_time)
+    times = alternate(sides, repeats=3 if is_quick else 5, counts_cpu=True)
     for name, loss in losses.items():
         print(f"  {name}: {graph.num_edges:,} edges, loss {loss:.4f}", flush=True)
     for peer, target in (("dgl", 1.2), ("pyg", 2.0)):
@@ -61,7 +61,9 @@ def _epoch(
     return epoch
 
 
-def _dgl(graph: Graph, start: dict[str, Tensor], losses: dict[str, float]) -> Iterator[tuple[str, Callable[[], None]]]:
+def _dgl(
+    graph: Graph, start: dict[str, Tensor], losses: dict[str, float]
+) -> Iterator[tuple[str, Callable[[], None]]]:
     for kind in (torch.int32, torch.int64):
         model, name = dgl_side.Gcn(WIDTHS), f"dgl {kind}"
         model.load(start)
@@ -69,7 +71,9 @@ def _dgl(graph: Graph, start: dict[str, Tensor], losses: dict[str, float]) -> It
         yield name, _epoch(name, graph, model, lambda x, m=model, g=made: m(g, x), losses)
 
 
-def _pyg(graph: Graph, start: dict[str, Tensor], losses: dict[str, float]) -> Iterator[tuple[str, Callable[[], None]]]:
+def _pyg(
+    graph: Graph, start: dict[str, Tensor], losses: dict[str, float]
+) -> Iterator[tuple[str, Callable[[], None]]]:
     for layout in ("csr", "csr32", "csc", "edge-index", "plain"):
         model, name = pyg_side.Gcn(WIDTHS), f"pyg {layout}"
         model.load_state_dict(start)

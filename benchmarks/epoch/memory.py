@@ -1,6 +1,6 @@
 """Peak resident memory of the mini-batch epoch, each side alone in a process that first reads the graph from files.
 
-PyG holds the graph as its loader would (int64 CSC) and reads one prepared batch at a time, so it is not charged for a sampler.
+PyG holds the graph as its loader would (int64 CSC) and reads one prepared batch at a time: no sampler is charged to it.
 Run as ``python -m benchmarks.epoch.memory SIDE FOLDER`` it is one side's process.
 """
 
@@ -17,7 +17,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.epoch.workload import BATCH, NUM_NEIGHBORS, WIDTHS, Outcome, loader, make_graph, our_epoch, our_model, step
+from benchmarks.epoch.workload import (
+    BATCH,
+    NUM_NEIGHBORS,
+    WIDTHS,
+    Outcome,
+    loader,
+    make_graph,
+    our_epoch,
+    our_model,
+    step,
+)
 from benchmarks.graphs import describe
 from benchmarks.harness import Figure
 from polyhop.graph import Block, DenseFeatures, Graph, Split
@@ -40,11 +50,15 @@ def run(*, is_quick: bool) -> Iterator[Figure]:
     pyg = min((side for side in sides if side.startswith("pyg")), key=lambda side: found[side]["peak"])
     details = ", ".join(f"{side} {peak['peak'] / 2**20:.0f} MiB" for side, peak in found.items())
     ours = found["polyhop"]
-    yield Figure("peak_rss_vs_pyg", ours["peak"] / found[pyg]["peak"], "x", f"{details}; bar is {pyg}", at_most=0.7)
+    yield Figure(
+        "peak_rss_vs_pyg", ours["peak"] / found[pyg]["peak"], "x", f"{details}; bar is {pyg}", at_most=0.7
+    )
     yield Figure("peak_rss_vs_dgl", ours["peak"] / found["dgl"]["peak"], "x", "same processes")
     grown = {side: peak["peak"] - peak["before"] for side, peak in found.items()}
     above = ", ".join(f"{side} {size / 2**20:.0f} MiB" for side, size in grown.items())
-    yield Figure("epoch_rss_vs_pyg", grown["polyhop"] / grown[pyg], "x", f"above imports, graph and features: {above}")
+    yield Figure(
+        "epoch_rss_vs_pyg", grown["polyhop"] / grown[pyg], "x", f"above imports, graph and features: {above}"
+    )
 
 
 def _save(graph: Graph, folder: Path) -> None:
@@ -52,14 +66,25 @@ def _save(graph: Graph, folder: Path) -> None:
     assert graph.x is not None
     assert graph.y is not None
     assert graph.split is not None
-    arrays = {"indptr": graph.indptr, "indices": graph.indices, "x": graph.x.all(), "y": graph.y, "train": graph.split.train}
+    arrays = {
+        "indptr": graph.indptr,
+        "indices": graph.indices,
+        "x": graph.x.all(),
+        "y": graph.y,
+        "train": graph.split.train,
+    }
     for name, tensor in arrays.items():
         np.save(folder / f"{name}.npy", tensor.numpy())
     for loaded in loader(graph).batches(0):
         blocks = {}
         for i, block in enumerate(loaded.batch.blocks):
             blocks |= {f"indptr{i}": block.indptr.numpy(), f"indices{i}": block.indices.numpy()}
-        np.savez(folder / f"batch{loaded.batch.step}.npz", ids=loaded.batch.input_ids, seeds=loaded.batch.seeds, **blocks)
+        np.savez(
+            folder / f"batch{loaded.batch.step}.npz",
+            ids=loaded.batch.input_ids,
+            seeds=loaded.batch.seeds,
+            **blocks,
+        )
 
 
 def _measure(side: str, folder: Path) -> dict[str, int]:
@@ -68,7 +93,8 @@ def _measure(side: str, folder: Path) -> dict[str, int]:
     if done.returncode != 0:
         raise RuntimeError(f"{side} failed:\n{done.stderr}")
     answer: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
-    print(f"  {side}: peak {answer['peak'] / 2**20:.0f} MiB, before the epoch {answer['before'] / 2**20:.0f} MiB; {answer['did']}")
+    peak, before = answer["peak"] / 2**20, answer["before"] / 2**20
+    print(f"  {side}: peak {peak:.0f} MiB, before the epoch {before:.0f} MiB; {answer['did']}", flush=True)
     return answer
 
 
@@ -89,7 +115,14 @@ def _graph(folder: Path) -> Graph:
     none = train[:0]
     x = DenseFeatures(_array(folder, "x"))
     split = Split(train, none, none)
-    return Graph(_array(folder, "indptr"), _array(folder, "indices"), x, _array(folder, "y"), split, num_classes=WIDTHS[-1])
+    return Graph(
+        _array(folder, "indptr"),
+        _array(folder, "indices"),
+        x,
+        _array(folder, "y"),
+        split,
+        num_classes=WIDTHS[-1],
+    )
 
 
 def _polyhop_side(folder: Path) -> tuple[int, Outcome]:
@@ -144,7 +177,9 @@ def _batch(path: Path) -> MiniBatch:
         blocks, num_src = [], ids.numel()
         for i in range(len(NUM_NEIGHBORS)):
             indptr = torch.from_numpy(stored[f"indptr{i}"])
-            blocks.append(Block(indptr, torch.from_numpy(stored[f"indices{i}"]), num_src, src_ids=ids[:num_src]))
+            blocks.append(
+                Block(indptr, torch.from_numpy(stored[f"indices{i}"]), num_src, src_ids=ids[:num_src])
+            )
             num_src = indptr.numel() - 1
     return MiniBatch(int(path.stem.removeprefix("batch")), seeds, tuple(blocks))
 

@@ -1,7 +1,7 @@
 """A whole mini-batch training epoch of GraphSAGE, in CPU-seconds on one thread, against DGL and PyG.
 
-polyhop and DGL are charged for everything: sampling, gathering, forward, backward, update. PyG has no sampler on PyPI, so it is
-handed polyhop's batches, gathered and in its best layout, and charged for forward, backward and update only.
+polyhop and DGL are charged for everything: sampling, gathering, forward, backward, update. PyG has no sampler on PyPI:
+it is handed polyhop's batches, gathered and in its best layout, and charged for forward, backward and update only.
 """
 
 from __future__ import annotations
@@ -13,7 +13,17 @@ import torch
 
 from benchmarks import dgl_side, pyg_side
 from benchmarks.epoch import floor
-from benchmarks.epoch.workload import BATCH, NUM_NEIGHBORS, WIDTHS, Outcome, loader, make_graph, our_epoch, our_model, step
+from benchmarks.epoch.workload import (
+    BATCH,
+    NUM_NEIGHBORS,
+    WIDTHS,
+    Outcome,
+    loader,
+    make_graph,
+    our_epoch,
+    our_model,
+    step,
+)
 from benchmarks.graphs import describe
 from benchmarks.harness import Figure, Timing, alternate
 from polyhop.graph import Graph
@@ -42,10 +52,17 @@ def run(*, is_quick: bool) -> Iterator[Figure]:
         yield Figure(f"epoch_vs_{peer.split()[0]}", times[peer].median / ours, "x", details, at_least=target)
     for name, timing in slower.items():
         key = "epoch_vs_pyg_" + name.split()[1].replace("trim_to_layer", "trimmed")
-        yield Figure(key, timing.median / ours, "x", f"{name} {timing.median:.2f} CPU-seconds, shown beside, not the bar")
+        yield Figure(
+            key,
+            timing.median / ours,
+            "x",
+            f"{name} {timing.median:.2f} CPU-seconds, shown beside, not the bar",
+        )
     yield Figure("epoch_cpu_s", ours, "cpu_s", f"{len(batches)} steps of {BATCH}")
     least = floor.measure(our_model(), [loaded.batch for loaded in batches])
-    yield Figure("epoch_vs_floor", ours / least.seconds, "x", f"epoch {ours:.2f} s, floor: {least}", at_most=1.3)
+    yield Figure(
+        "epoch_vs_floor", ours / least.seconds, "x", f"epoch {ours:.2f} s, floor: {least}", at_most=1.3
+    )
 
 
 def _timed(sides: dict[str, Side], *, repeats: int) -> dict[str, Timing]:
@@ -58,7 +75,7 @@ def _timed(sides: dict[str, Side], *, repeats: int) -> dict[str, Timing]:
         return once
 
     wrapped = {name: keep(name, side) for name, side in sides.items()}
-    times = alternate(wrapped, repeats=repeats, clock=time.process_time)
+    times = alternate(wrapped, repeats=repeats, counts_cpu=True)
     for name, timing in times.items():
         print(f"  {name}: {timing} CPU; {outcomes[name]}", flush=True)
     return times
@@ -105,7 +122,10 @@ def _pyg_trimmed(batches: list[Loaded], start: dict[str, torch.Tensor]) -> Side:
 
 
 def _pyg_side(
-    model: pyg_side.Sage | pyg_side.SageTrimmed, batches: list[Loaded], start: dict[str, torch.Tensor], edges: int
+    model: pyg_side.Sage | pyg_side.SageTrimmed,
+    batches: list[Loaded],
+    start: dict[str, torch.Tensor],
+    edges: int,
 ) -> Side:
     prepared = [(loaded.x, loaded.y, model.prepare(loaded.batch)) for loaded in batches]
 

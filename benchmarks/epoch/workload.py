@@ -15,7 +15,17 @@ from polyhop.kernels import Key
 from polyhop.nn import GraphSAGE
 from polyhop.sample import Loaded, NeighborLoader
 
-__all__ = ["BATCH", "NUM_NEIGHBORS", "WIDTHS", "Outcome", "loader", "make_graph", "our_epoch", "our_model", "step"]
+__all__ = [
+    "BATCH",
+    "NUM_NEIGHBORS",
+    "WIDTHS",
+    "Outcome",
+    "loader",
+    "make_graph",
+    "our_epoch",
+    "our_model",
+    "step",
+]
 
 WIDTHS = [100, 256, 256, 47]
 NUM_NEIGHBORS = [15, 10, 5]  # from the seeds outward

@@ -29,7 +29,9 @@ def run(*, is_quick: bool) -> Iterator[Figure]:
     ours = times["polyhop"].median
     pyg = min(times["pyg edge-index"].median, times["pyg sorted"].median)
     details = f"{HEADS} heads of {OUT}, {graph.num_edges:,} edges and {graph.num_nodes:,} loops; polyhop {ours:.3f} s"
-    yield Figure("gat_vs_dgl", times["dgl"].median / ours, "x", details + f", dgl {times['dgl']}", at_least=1.5)
+    yield Figure(
+        "gat_vs_dgl", times["dgl"].median / ours, "x", details + f", dgl {times['dgl']}", at_least=1.5
+    )
     yield Figure("gat_vs_pyg", pyg / ours, "x", details + f", pyg {pyg:.3f} s", at_least=4)
     if not is_quick:
         yield from _large()
@@ -49,7 +51,11 @@ def _sides(graph: Graph, *, with_pyg: bool) -> dict[str, Callable[[], Tensor]]:
     gradient = torch.randn(graph.num_nodes, HEADS * OUT)
     block = Block(graph.indptr, graph.indices, graph.num_nodes)
     block.transposed()
-    ours, theirs, dgl_conv = GATConv(IN, OUT, heads=HEADS), pyg_side.gat(IN, OUT, HEADS), dgl_side.gat(IN, OUT, HEADS)
+    ours, theirs, dgl_conv = (
+        GATConv(IN, OUT, heads=HEADS),
+        pyg_side.gat(IN, OUT, HEADS),
+        dgl_side.gat(IN, OUT, HEADS),
+    )
     ours.load_state_dict(theirs.state_dict())
     dgl_side.load_gat(dgl_conv, theirs.state_dict())
     made = dgl_side.graph(graph, loops=True)
@@ -65,7 +71,9 @@ def _sides(graph: Graph, *, with_pyg: bool) -> dict[str, Callable[[], Tensor]]:
     return calls
 
 
-def _both(model: nn.Module, forward: Callable[[], Tensor], x: Tensor, gradient: Tensor) -> Callable[[], Tensor]:
+def _both(
+    model: nn.Module, forward: Callable[[], Tensor], x: Tensor, gradient: Tensor
+) -> Callable[[], Tensor]:
     def step() -> Tensor:
         model.zero_grad()
         x.grad = None

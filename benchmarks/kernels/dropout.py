@@ -40,4 +40,6 @@ def run(*, is_quick: bool) -> Iterator[Figure]:
     for kind in ("", " relu"):
         ours, theirs = times["polyhop" + kind], times["torch" + kind]
         name = "dropout_vs_torch" if not kind else "relu_dropout_vs_torch"
-        yield Figure(name, theirs.median / ours.median, "x", f"polyhop {ours}, torch {theirs}; forward and backward")
+        yield Figure(
+            name, theirs.median / ours.median, "x", f"polyhop {ours}, torch {theirs}; forward and backward"
+        )

@@ -13,7 +13,7 @@ __all__ = ["run"]
 
 
 def run(*, is_quick: bool) -> Iterator[Figure]:
-    """``gather_gb_per_s`` (float32 rows of 100, bytes read and written) and ``gather_vs_torch``; bfloat16 and int8 beside."""
+    """``gather_gb_per_s`` (float32 rows of 100, bytes read and written), ``gather_vs_torch``; other dtypes beside."""
     num_rows, wanted = (200_000, 50_000) if is_quick else (2_000_000, 400_000)
     ids = torch.randint(num_rows, (wanted,), generator=torch.Generator().manual_seed(0))
     bandwidth = copy_bandwidth(1)
@@ -35,4 +35,6 @@ def run(*, is_quick: bool) -> Iterator[Figure]:
         details = f"width {width}, one thread, {rate / bandwidth:.2f} of copy's {bandwidth / 1e9:.1f} GB/s; {others}"
         yield Figure(f"gather_gb_per_s{suffix}", rate / 1e9, "GB/s", details)
         ratio = times["torch"].median / times["polyhop"].median
-        yield Figure(f"gather_vs_torch{suffix}", ratio, "x", f"polyhop {times['polyhop']}, torch {times['torch']}")
+        yield Figure(
+            f"gather_vs_torch{suffix}", ratio, "x", f"polyhop {times['polyhop']}, torch {times['torch']}"
+        )

@@ -30,7 +30,12 @@ def run(*, is_quick: bool) -> Iterator[Figure]:
         times = _fastest_of_each(sides, graph.num_nodes, width, repeats=3 if is_quick else 5)
         for peer, collected in ratios.items():
             collected.append(times[peer].median / times["polyhop"].median)
-            yield Figure(f"spmm_vs_{peer}_{width}", collected[-1], "x", f"polyhop {times['polyhop']}, {peer} {times[peer]}")
+            yield Figure(
+                f"spmm_vs_{peer}_{width}",
+                collected[-1],
+                "x",
+                f"polyhop {times['polyhop']}, {peer} {times[peer]}",
+            )
         yield _share(graph, width, times["polyhop"].median, bandwidth)
     details = "forward and backward, geometric mean of widths 128 and 256"
     yield Figure("spmm_vs_torch", math.prod(ratios["torch"]) ** 0.5, "x", details, at_least=2.2)
@@ -76,7 +81,10 @@ def _fastest_of_each(
             seconds[way] = time.perf_counter() - start
         best = min(seconds, key=seconds.__getitem__)
         chosen[side] = both(ways[best])
-        print(f"  width {width} {side}: " + ", ".join(f"{way} {s:.3f} s" for way, s in seconds.items()), flush=True)
+        print(
+            f"  width {width} {side}: " + ", ".join(f"{way} {s:.3f} s" for way, s in seconds.items()),
+            flush=True,
+        )
     _check_equal(results)
     del results
     return alternate(chosen, repeats=repeats)
@@ -91,13 +99,13 @@ def _check_equal(results: dict[str, tuple[Tensor, Tensor]]) -> None:
 
 
 def _share(graph: Graph, width: int, seconds: float, bandwidth: float) -> Figure:
-    """Bytes per second over copy bandwidth, if every edge reads its row from memory; above 1 means that caches served many."""
+    """Bytes per second over copy bandwidth if every edge reads its row from memory; above 1: caches served many."""
     row = 4 * width
     per_pass = graph.num_edges * (row + 4) + graph.num_nodes * (row + 8)
     least = graph.num_nodes * 2 * row + graph.num_edges * 4 + graph.num_nodes * 8
     details = (
-        f"{2 * per_pass / 1e9:.1f} GB with each edge reading its row, copy {bandwidth / 1e9:.1f} GB/s; reading each row once "
-        f"({2 * least / 1e9:.2f} GB) would be {2 * least / seconds / bandwidth:.3f}"
+        f"{2 * per_pass / 1e9:.1f} GB with each edge reading its row, copy {bandwidth / 1e9:.1f} GB/s; reading each row "
+        f"once ({2 * least / 1e9:.2f} GB) would be {2 * least / seconds / bandwidth:.3f}"
     )
     name = "spmm_bandwidth_share" if width == 128 else f"spmm_bandwidth_share_{width}"
     return Figure(name, 2 * per_pass / seconds / bandwidth, "share", details)

@@ -31,8 +31,6 @@ namespace polyhop {
 namespace PH_ISA {
 namespace {
 
-constexpr int64_t kAhead = 6;   // edges between the prefetch of a row and its use
-constexpr int64_t kLines = 6;   // lines of it asked for
 constexpr int64_t kGroup = 16;  // edges whose weights are computed together in the backward pass
 
 template <class T>
@@ -52,11 +50,6 @@ struct Common {
   uint64_t id(int64_t s) const { return uint64_t(src_ids ? src_ids[s] : s); }
   A leaky(A z) const { return z > A(0) ? z : slope * z; }
 };
-
-inline void prefetch_row(const void* at, int64_t bytes) {
-  const int64_t lines = std::min<int64_t>(kLines, (bytes + 63) / 64);
-  for (int64_t line = 0; line < lines; ++line) __builtin_prefetch(static_cast<const char*>(at) + 64 * line);
-}
 
 // Multiplies weight[k * heads + h] by 0 or the kept scale, for n edges with the given endpoints.
 template <class T>
@@ -85,18 +78,32 @@ struct Scratch {
   std::vector<A> weight, sum;
 };
 
-// `H` heads of `V` vectors each from column on: sums in registers.
-template <class T, int H, int V>
-void sum_tile(const T* x, int64_t width, const int64_t* source, int64_t n, const Sum<T>* weight, int64_t heads,
-              T* to) {
+// The edges of one destination, loops left out, and the edge list around them for asking ahead.
+template <class I>
+struct Edges {
+  const int64_t* source;
+  int64_t n;
+  const I* indices;  // at the first edge
+  int64_t left;      // edges of the whole block from there on
+
+  template <class T>
+  void ask(int64_t k, const T* x, int64_t width, int lines) const {
+    const int64_t soon = k + rows_ahead(lines);
+    if (soon < left) prefetch(x + int64_t(indices[soon]) * width, lines);
+  }
+};
+
+// `H` heads of `V` vectors each: sums in registers.
+template <class T, class I, int H, int V>
+void sum_tile(const T* x, int64_t width, const Edges<I>& edges, const Sum<T>* weight, int64_t heads, T* to) {
   using A = Sum<T>;
   constexpr int L = kLanes<T>;
   const Vec<A> zero = {};
   Vec<A> sum[H * V];
   for (int v = 0; v < H * V; ++v) sum[v] = zero;
-  for (int64_t k = 0; k < n; ++k) {
-    if (k + kAhead < n) prefetch_row(x + source[k + kAhead] * width, H * V * L * int64_t(sizeof(T)));
-    const T* from = x + source[k] * width;
+  for (int64_t k = 0; k < edges.n; ++k) {
+    edges.ask(k, x, width, lines_of(H * V * L * int64_t(sizeof(T))));
+    const T* from = x + edges.source[k] * width;
     const A* w = weight + k * heads;
 #pragma GCC unroll 16
     for (int h = 0; h < H; ++h) {
@@ -114,38 +121,37 @@ constexpr int kTile = 16;
 constexpr int kTile = 8;
 #endif
 
-template <class T, int V>
-bool sum_heads(const T* x, int64_t width, const int64_t* source, int64_t n, const Sum<T>* weight, int64_t heads,
-               T* to) {
+template <class T, class I, int V>
+void sum_heads(const T* x, int64_t width, const Edges<I>& edges, const Sum<T>* weight, int64_t heads, T* to) {
   constexpr int64_t C = V * kLanes<T>;
   int64_t h = 0;
   const auto step = [&](auto count) {
     constexpr int H = decltype(count)::value;
     if constexpr (H * V <= kTile)
-      for (; h + H <= heads; h += H) sum_tile<T, H, V>(x + h * C, width, source, n, weight + h, heads, to + h * C);
+      for (; h + H <= heads; h += H) sum_tile<T, I, H, V>(x + h * C, width, edges, weight + h, heads, to + h * C);
   };
   step(std::integral_constant<int, 16>());
   step(std::integral_constant<int, 8>());
   step(std::integral_constant<int, 4>());
   step(std::integral_constant<int, 2>());
   step(std::integral_constant<int, 1>());
-  return true;
 }
 
 // to = sum_k weight[k] * x[source[k]], each head with its own weight.
-template <class T>
-void weighted_sum(const Common<T>& t, const int64_t* source, int64_t n, const Sum<T>* weight, Sum<T>* sum, T* to) {
+template <class T, class I>
+void weighted_sum(const Common<T>& t, const Edges<I>& edges, const Sum<T>* weight, Sum<T>* sum, T* to) {
   using A = Sum<T>;
   constexpr int64_t L = kLanes<T>;
   const int64_t width = t.width(), H = t.heads, C = t.channels;
-  if (C == L) return void(sum_heads<T, 1>(t.x, width, source, n, weight, H, to));
-  if (C == 2 * L) return void(sum_heads<T, 2>(t.x, width, source, n, weight, H, to));
-  if (C == 4 * L) return void(sum_heads<T, 4>(t.x, width, source, n, weight, H, to));
-  if (C == 8 * L) return void(sum_heads<T, 8>(t.x, width, source, n, weight, H, to));
+  if (C == L) return sum_heads<T, I, 1>(t.x, width, edges, weight, H, to);
+  if (C == 2 * L) return sum_heads<T, I, 2>(t.x, width, edges, weight, H, to);
+  if (C == 4 * L) return sum_heads<T, I, 4>(t.x, width, edges, weight, H, to);
+  if (C == 8 * L) return sum_heads<T, I, 8>(t.x, width, edges, weight, H, to);
   std::fill(sum, sum + width, A(0));
-  for (int64_t k = 0; k < n; ++k) {
-    if (k + kAhead < n) prefetch_row(t.x + source[k + kAhead] * width, width * int64_t(sizeof(T)));
-    const T* from = t.x + source[k] * width;
+  const int lines = lines_of(width * int64_t(sizeof(T)));
+  for (int64_t k = 0; k < edges.n; ++k) {
+    edges.ask(k, t.x, width, lines);
+    const T* from = t.x + edges.source[k] * width;
     for (int64_t h = 0; h < H; ++h) add_scaled(sum + h * C, weight[k * H + h], from + h * C, C);
   }
   for (int64_t c = 0; c < width; ++c) put(to + c, sum[c]);
@@ -197,7 +203,7 @@ void one_destination(const Common<T>& t, const I* indices, int64_t begin, int64_
     s.dst_id.assign(size_t(n), t.id(own));
     mask(t, s.dst_id.data(), s.src_id.data(), n, weight);
   }
-  weighted_sum(t, s.source.data(), n, weight, s.sum.data(), out);
+  weighted_sum(t, Edges<I>{s.source.data(), n, indices + begin, num_edges - begin}, weight, s.sum.data(), out);
 }
 
 template <class T, class I>
@@ -279,6 +285,7 @@ struct Backward {
     advise_huge(x_grad, t.num_src * width * int64_t(sizeof(T)));
     advise_huge(edge_grad, num_edges * H * int64_t(sizeof(A)));
     const int64_t grain = std::max<int64_t>(64, (int64_t(1) << 20) / width);
+    const int fact_lines = lines_of(4 * H * int64_t(sizeof(A))), row_lines = lines_of(width * int64_t(sizeof(T)));
     for_rows(t_indptr, t.num_src, grain, threads, [&](int64_t begin, int64_t end) {
       std::vector<A> weight(size_t(kGroup * H)), kept(size_t(kGroup * H)), sum(static_cast<size_t>(width));
       int64_t dst[kGroup];
@@ -301,8 +308,8 @@ struct Backward {
           __builtin_prefetch(at, 1);
           if (e + kGroup < num_edges) {
             const int64_t soon = t_indices[e + kGroup];
-            prefetch_row(facts + soon * 4 * H, 4 * H * int64_t(sizeof(A)));
-            prefetch_row(grad + soon * width, width * int64_t(sizeof(T)));
+            prefetch(facts + soon * 4 * H, fact_lines);
+            prefetch(grad + soon * width, row_lines);
           }
           if (++n == kGroup) group(s, dst, slot, n, weight.data(), kept.data(), sum.data(), src), n = 0;
         }

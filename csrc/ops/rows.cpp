@@ -20,8 +20,7 @@ namespace polyhop {
 namespace PH_ISA {
 namespace {
 
-constexpr int64_t kAhead = 8;   // rows between a prefetch and its use
-constexpr int64_t kLines = 4;   // lines asked for; more than the first ones costs time with wide rows
+constexpr int64_t kAhead = 8;  // rows between asking for a target row and adding to it
 
 int64_t first_bad(const int64_t* ids, int64_t n, int64_t limit, int threads) {
   std::atomic<int64_t> bad{n};
@@ -58,13 +57,11 @@ void gather(const T* values, int64_t width, const int64_t* ids, int64_t n, const
             int threads) {
   if (width == 0) return;
   advise_huge(out, n * width * int64_t(sizeof(Sum<T>)));
-  const int64_t lines = std::min<int64_t>(kLines, (width * int64_t(sizeof(T)) + 63) / 64);
+  const int lines = std::min(32, lines_of(width * int64_t(sizeof(T))));
+  const int64_t ahead = rows_ahead(lines);
   parallel_for(n, std::max<int64_t>(16, (1 << 15) / width), threads, [&](int64_t begin, int64_t end) {
     for (int64_t k = begin; k < end; ++k) {
-      if (k + kAhead < n) {
-        const char* soon = reinterpret_cast<const char*>(values + ids[k + kAhead] * width);
-        for (int64_t line = 0; line < lines; ++line) __builtin_prefetch(soon + 64 * line);
-      }
+      if (k + ahead < n) prefetch(values + ids[k + ahead] * width, lines);
       copy_row(values + ids[k] * width, scale, width, out + k * width);
     }
   });

@@ -56,8 +56,13 @@ struct Layer {
 };
 
 struct Sampler {
-  Sampler(int64_t nodes, int64_t edges, bool hash, bool positions)
-      : num_nodes(nodes), num_edges(edges), use_hash(hash), keep_positions(positions), dense(nodes) {}
+  Sampler(int64_t nodes, int64_t edges, bool use_hash, bool positions, uint32_t first_mark)
+      : num_nodes(nodes),
+        num_edges(edges),
+        use_hash(use_hash),
+        keep_positions(positions),
+        dense(nodes, first_mark),
+        hash(first_mark) {}
 
   int64_t num_nodes, num_edges;
   bool use_hash, keep_positions;
@@ -198,7 +203,7 @@ class Hop {
       flight.source[e] = id;
       table_.prefetch(id);
     }
-    if (!s_.keep_positions) return;
+    if (!s_.keep_positions || !flight.num_edges) return;
     layer_.edge.reserve(layer_.num_edges, flight.edge_begin);
     std::memcpy(layer_.edge.data() + flight.edge_begin, flight.position.data(), size_t(flight.num_edges) * 8);
   }
@@ -294,11 +299,13 @@ void sample_ids(void* sampler, const int64_t* indptr, int64_t* ids, int32_t* deg
 #ifdef PH_ISA_base
 using polyhop::base::Sampler;
 
-// table: 0 = by size, 1 = dense, 2 = hash. Null when there is no memory.
-PH_EXPORT void* ph_sampler_new(int64_t num_nodes, int64_t num_edges, int64_t table, int64_t keep_positions) {
+// table: 0 = by size, 1 = dense, 2 = hash. first_mark: 0, or where tests begin, close to where marks run out.
+// Null when there is no memory.
+PH_EXPORT void* ph_sampler_new(int64_t num_nodes, int64_t num_edges, int64_t table, int64_t keep_positions,
+                               int64_t first_mark) {
   constexpr int64_t kDenseNodes = int64_t(1) << 25;
   const bool hash = table == 2 || (table == 0 && num_nodes > kDenseNodes) || num_nodes >= int64_t(0xFFFFFFFF);
-  return new (std::nothrow) Sampler(num_nodes, num_edges, hash, keep_positions != 0);
+  return new (std::nothrow) Sampler(num_nodes, num_edges, hash, keep_positions != 0, uint32_t(first_mark));
 }
 
 PH_EXPORT int64_t ph_sampler_free(void* sampler) {

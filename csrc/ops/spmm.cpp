@@ -18,15 +18,6 @@ namespace polyhop {
 namespace PH_ISA {
 namespace {
 
-// Tuned on Zen 4 with 490k rows of 128 and 256 floats (benchmarks/bench_spmm.py).
-#ifndef PH_AHEAD
-#define PH_AHEAD 8
-#endif
-#ifndef PH_LINES
-#define PH_LINES 4
-#endif
-constexpr int64_t kAhead = PH_AHEAD;  // edges between a prefetch and its use
-constexpr int kLinesAhead = PH_LINES;  // cache lines of each row that are asked for; the processor follows with the rest
 #if defined(__AVX512F__)
 constexpr int kTile = 16;  // vectors of accumulators: half of the 32 registers
 #else
@@ -55,51 +46,59 @@ struct Task {
   }
 };
 
-// One destination, columns [column, column + V vectors + tail).
-template <class T, class I, int V>
+// One destination, columns [column, column + V vectors + tail). Every loop over V is unrolled: the sums stay in registers.
+// Plain = no pool, no factors: nothing to look up between rows.
+template <class T, class I, bool Plain, int V>
 void tile(const Task<T, I>& t, int64_t i, int64_t column, int tail) {
   using A = Sum<T>;
-  constexpr int L = kLanes<T>;
+  constexpr int L = kLanes<T>, kLines = V * L * int(sizeof(T)) / 64;
   const Vec<A> zero = {};
-  Vec<A> sum[V + 1];
-  for (int v = 0; v <= V; ++v) sum[v] = zero;
-  const int64_t end = t.indptr[i + 1];
-  const int lines = int((int64_t(V * L + tail) * int64_t(sizeof(T)) + 63) / 64);
-  const int wanted = lines < kLinesAhead ? lines : kLinesAhead;
+  Vec<A> sum[V + 1], last = zero;
+#pragma GCC unroll 16
+  for (int v = 0; v < V; ++v) sum[v] = zero;
+  const T* h = t.h + column;
+  const int64_t end = t.indptr[i + 1], num_edges = t.num_edges, width = t.width;
+  const bool has_more = tail != 0 || V * L * int(sizeof(T)) % 64 != 0;
+  constexpr int64_t ahead = rows_ahead(kLines + 1);
   for (int64_t e = t.indptr[i]; e < end; ++e) {
-    if (e + kAhead < t.num_edges) {
-      const char* soon = reinterpret_cast<const char*>(t.row(t.indices[e + kAhead]) + column);
-      for (int line = 0; line < wanted; ++line) __builtin_prefetch(soon + 64 * line);
+    if (e + ahead < num_edges) {
+      const T* soon = Plain ? h + int64_t(t.indices[e + ahead]) * width : t.row(t.indices[e + ahead]) + column;
+      prefetch(soon, kLines);
+      if (has_more) prefetch(soon + kLines * 64 / int(sizeof(T)), 1);
     }
     const int64_t j = t.indices[e];
-    const T* from = t.row(j) + column;
-    const A f = t.factor(e, j);
-    const Vec<A> factor = f - zero;
+    const T* from = Plain ? h + j * width : t.row(j) + column;
+    const Vec<A> factor = (Plain ? A(1) : t.factor(e, j)) - zero;
 #pragma GCC unroll 16
-    for (int v = 0; v < V; ++v) sum[v] += factor * load(from + v * L);
-    if (tail) sum[V] += factor * load_part(from + V * L, tail);
+    for (int v = 0; v < V; ++v) sum[v] += Plain ? load(from + v * L) : factor * load(from + v * L);
+    if (tail) last += factor * load_part(from + V * L, tail);
   }
-  if (t.dst_scale)
-    for (int v = 0; v <= V; ++v) sum[v] *= t.dst_scale[i];
+  if (t.dst_scale) {
+    const Vec<A> scale = t.dst_scale[i] - zero;
+#pragma GCC unroll 16
+    for (int v = 0; v < V; ++v) sum[v] *= scale;
+    last *= scale;
+  }
   if (t.self_scale && i >= t.self_begin && i < t.self_end) {
     const T* from = t.row(i + t.self_shift) + column;
     const Vec<A> factor = t.self_scale[i - t.self_begin] - zero;
+#pragma GCC unroll 16
     for (int v = 0; v < V; ++v) sum[v] += factor * load(from + v * L);
-    if (tail) sum[V] += factor * load_part(from + V * L, tail);
+    if (tail) last += factor * load_part(from + V * L, tail);
   }
-  T* to = t.out + i * t.width + column;
+  T* to = t.out + i * width + column;
 #pragma GCC unroll 16
   for (int v = 0; v < V; ++v) store(to + v * L, sum[v]);
-  if (tail) store_part(to + V * L, sum[V], tail);
+  if (tail) store_part(to + V * L, last, tail);
 }
 
 template <class T, class I>
 using TileOf = void (*)(const Task<T, I>&, int64_t, int64_t, int);
 
 template <class T, class I, int... V>
-TileOf<T, I> pick_tile(int vectors, std::integer_sequence<int, V...>) {
-  static constexpr TileOf<T, I> table[] = {&tile<T, I, V>...};
-  return table[vectors];
+TileOf<T, I> pick_tile(bool is_plain, int vectors, std::integer_sequence<int, V...>) {
+  static constexpr TileOf<T, I> plain[] = {&tile<T, I, true, V>...}, any[] = {&tile<T, I, false, V>...};
+  return is_plain ? plain[vectors] : any[vectors];
 }
 
 template <class T, class I>
@@ -109,13 +108,14 @@ void run(const Task<T, I>& t, int64_t num_dst, int threads) {
   constexpr int L = kLanes<T>;
   const auto widths = std::make_integer_sequence<int, kTile + 1>();
   const int64_t whole = t.width / (kTile * L) * (kTile * L), rest = t.width - whole;
-  const TileOf<T, I> full = pick_tile<T, I>(kTile, widths), last = pick_tile<T, I>(int(rest / L), widths);
+  const bool is_plain = !t.rows && !t.edge_weight && !t.src_scale;
+  const TileOf<T, I> full = pick_tile<T, I>(is_plain, kTile, widths);
+  const TileOf<T, I> last = pick_tile<T, I>(is_plain, int(rest / L), widths);
   const int64_t grain = std::max<int64_t>(64, (int64_t(1) << 20) / t.width);
   for_rows(t.indptr, num_dst, grain, threads, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      const bool at_end = rest % L != 0 || rest > 0;
       for (int64_t c = 0; c < whole; c += kTile * L) full(t, i, c, 0);
-      if (at_end) last(t, i, whole, int(rest % L));
+      if (rest > 0) last(t, i, whole, int(rest % L));
     }
   });
 }

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from polyhop import strategies
 from polyhop.errors import CheckpointError, ConfigError, DivergedError
 from polyhop.graph import Graph
+from polyhop.kernels import kept_memory
 from polyhop.strategies import Loss, WholeGraph, place
 from polyhop.trace import Trace
 from polyhop.train import checkpoint, evaluate, fingerprint, loop, loss, metrics, optim, progress, scores
@@ -92,6 +93,7 @@ class Trainer(Config):
             shown.start(facts, self.max_epochs)
             stop = stack.enter_context(StopRequest())
             stack.enter_context(_own_random_state(placement.device))
+            stack.enter_context(kept_memory())
             tools = self._tools(run, task, whole, shown, stop, trace)
             asked = loop.Options(
                 self.max_epochs, self.seed, self.clip, self.eval_every, self.patience, self.checkpoint_every
@@ -104,7 +106,7 @@ class Trainer(Config):
     def evaluate(self, model: nn.Module, graph: Graph, split: str = "test") -> dict[str, float]:
         """``{metric: ..., "loss": ...}`` of a split's labelled nodes ("train", "val", "test"): exact, in bounded memory."""
         task = Task.of(graph, _LOSSES, metrics.METRICS, self.metric)
-        found = scores.score_splits(self._chunks(model, graph), task, [split])
+        found = scores.Scorer(task, [split])(self._chunks(model, graph))
         if not found:
             raise ConfigError(f"graph {graph.name!r} has no labelled nodes in its {split} split")
         return {task.metric: found[split], "loss": found[f"{split}_loss"]}
@@ -193,7 +195,7 @@ class Trainer(Config):
 
         return loop.Tools(
             set_lr=lambda step: optim.set_factor(session.optimizer, schedule(step)),
-            evaluate=lambda: scores.score_splits(chunks, task, ("val", "test")),
+            evaluate=partial(scores.Scorer(task, ("val", "test")), chunks),
             save=run.save,
             on_step=shown.step,
             on_epoch=on_epoch,

@@ -235,6 +235,17 @@ def test_batches_leave_no_trace(table: str) -> None:
     )
 
 
+@pytest.mark.parametrize("table", ["dense", "hash"])
+def test_marks_run_out_unnoticed(table: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables tell batches apart by 32-bit marks, which run out after some thousand batches: here, among these."""
+    indptr, indices = random_graph()
+    monkeypatch.setattr(Sampler, "_first_mark", 2**32 - (7000 if table == "dense" else 3))
+    sampler = Sampler(indptr, indices, table=table)
+    for step in range(8):
+        seeds, key = torch.arange(step, 3000, 7), keys(2, seed=step)
+        assert_same(sampler.sample(seeds, [3, 3], key), sample_reference(indptr, indices, seeds, [3, 3], key))
+
+
 def test_labor_shares_draws() -> None:
     """Destinations with the same sources keep the same ones; a source that two lists share is kept or left by both alike."""
     sources = list(range(10, 50))

@@ -153,6 +153,21 @@ def test_a_worker_s_error_reaches_the_consumer(make_graph: MakeGraph) -> None:
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("polyhop-ahead")]
 
 
+def test_an_abandoned_loader_does_not_spoil_the_exit() -> None:
+    """The interpreter leaves while threads are inside the library: no crash, no wait."""
+    code = """
+import torch
+from polyhop.graph import Graph
+from polyhop.sample import NeighborLoader
+graph = Graph(torch.arange(50_001) * 20, torch.randint(50_000, (1_000_000,)))
+batches = NeighborLoader(graph, [10, 10, 10], batch_size=5000, num_workers=2, prefetch=4).batches(0)
+next(batches)
+print("done")
+"""
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (out.stdout.strip(), out.stderr, out.returncode) == ("done", "", 0)
+
+
 def digest() -> str:
     """One number for an epoch, computed here and in another process."""
     rng = torch.Generator().manual_seed(0)

@@ -14,7 +14,7 @@ from polyhop.errors import ConfigError, PolyhopError
 from polyhop.graph import Graph
 from polyhop.train.loss import binary_cross_entropy_sum, cross_entropy_sum
 from polyhop.train.metrics import METRICS
-from polyhop.train.scores import collect, score_splits, write_npy
+from polyhop.train.scores import Scorer, collect, write_npy
 from polyhop.train.task import Task
 
 MakeGraph = Callable[..., Graph]
@@ -39,7 +39,7 @@ def task_of(graph: Graph) -> Task:
 @pytest.mark.parametrize("size", [1, 7, 200])
 def test_scores_do_not_depend_on_chunks(make_graph: MakeGraph, kind: str, size: int) -> None:
     graph = make_graph(kind=kind)
-    scores = score_splits(chunks_of(LOGITS, size), task_of(graph), ("train", "val", "test"))
+    scores = Scorer(task_of(graph), ("train", "val", "test"))(chunks_of(LOGITS, size))
     assert graph.y is not None
     assert graph.split is not None
     for split in ("train", "val", "test"):
@@ -56,7 +56,7 @@ def test_scores_do_not_depend_on_chunks(make_graph: MakeGraph, kind: str, size: 
 
 def test_unknown_split(make_graph: MakeGraph) -> None:
     with pytest.raises(ConfigError, match=r"unknown split 'valid'. Did you mean 'val'"):
-        score_splits(chunks_of(LOGITS, 50), task_of(make_graph()), ("valid",))
+        Scorer(task_of(make_graph()), ("valid",))
 
 
 @pytest.mark.parametrize("size", [1, 33, 200])

@@ -4,6 +4,7 @@ from polyhop.kernels.attention import attention
 from polyhop.kernels.dropout import dropout, dropout_values
 from polyhop.kernels.gather import gather_rows
 from polyhop.kernels.keys import Key, Purpose, fold
+from polyhop.kernels.memory import kept_memory
 from polyhop.kernels.random import random_u32
 from polyhop.kernels.sample import Sampled, SampledLayer, Sampler
 from polyhop.kernels.scatter import scatter_add_rows
@@ -22,6 +23,7 @@ __all__ = [
     "dropout_values",
     "fold",
     "gather_rows",
+    "kept_memory",
     "random_u32",
     "scatter_add_rows",
     "spmm",

@@ -54,6 +54,8 @@ class Sampler:
     is how nodes get their rows: ``dense`` (4 bytes per node of the graph), ``hash`` (memory follows the batch), ``auto``.
     """
 
+    _first_mark = 0  # tests begin close to where the tables' marks run out
+
     def __init__(
         self, indptr: Tensor, indices: Tensor, *, keep_edges: bool = False, table: str = "auto"
     ) -> None:
@@ -106,32 +108,25 @@ class Sampler:
     def _native(self) -> int:
         """The native sampler, made at the first call and freed with this object."""
         if not self._handle:
-            nodes, edges = self._indptr.numel() - 1, self._indices.numel()
-            self._handle = native.call(
-                "ph_sampler_new", nodes, edges, _TABLES.index(self._table), int(self._keep_edges)
-            )
+            nodes, edges, table = self._indptr.numel() - 1, self._indices.numel(), _TABLES.index(self._table)
+            keep = int(self._keep_edges)
+            self._handle = native.call("ph_sampler_new", nodes, edges, table, keep, self._first_mark)
             if not self._handle:
                 raise KernelError("sample: no memory for a sampler")
-            weakref.finalize(self, native.call, "ph_sampler_free", self._handle)
+            # Not at exit: a loader's thread may still be inside the library then.
+            weakref.finalize(self, native.call, "ph_sampler_free", self._handle).atexit = False
         return self._handle
 
     def _copy(self, num_dst: int, sizes: list[int]) -> Sampled:
-        edges, num_src = sizes[::2], sizes[1::2]
-        num_dsts = [num_dst, *num_src[:-1]]
-        kept = [count if self._keep_edges else 0 for count in edges]
-        parts = iter(
-            _carve(
-                [*(count + 1 for count in num_dsts), *kept, num_src[-1]],  # int64: indptr, edge, src_ids
-                [*edges, num_src[-1]],  # int32: indices, in_degree
-            )
-        )
-        indptrs, edge_parts, src_ids = [next(parts) for _ in edges], [next(parts) for _ in edges], next(parts)
-        indices, in_degree = [next(parts) for _ in edges], next(parts)
         layers = []
-        for hop, sources in enumerate(num_src):
-            edge = edge_parts[hop] if self._keep_edges else None
-            native.call("ph_sample_copy", self._handle, hop, indptrs[hop], indices[hop], edge)
-            layers.append(SampledLayer(indptrs[hop], indices[hop], edge, sources))
+        for hop, (edges, num_src) in enumerate(zip(sizes[::2], sizes[1::2], strict=True)):
+            indptr = torch.empty(num_dst + 1, dtype=torch.int64)
+            indices = torch.empty(edges, dtype=torch.int32)
+            edge = torch.empty(edges, dtype=torch.int64) if self._keep_edges else None
+            native.call("ph_sample_copy", self._handle, hop, indptr, indices, edge)
+            layers.append(SampledLayer(indptr, indices, edge, num_src))
+            num_dst = num_src
+        src_ids, in_degree = torch.empty(num_dst, dtype=torch.int64), torch.empty(num_dst, dtype=torch.int32)
         native.call("ph_sample_ids", self._handle, self._indptr, src_ids, in_degree)
         return Sampled(src_ids, in_degree, tuple(layers))
 
@@ -154,18 +149,6 @@ class Sampler:
         return KernelError(
             f"sample: out of memory for a mini-batch of {seeds.numel()} seeds; use fewer or smaller fan-outs"
         )
-
-
-def _carve(longs: list[int], ints: list[int]) -> list[Tensor]:
-    """int64 vectors of the given lengths, then int32 ones, all cut from one allocation.
-
-    Pieces of their own would be given back to the system and faulted in again with every mini-batch.
-    """
-    line = 8  # int64 words in a cache line
-    rooms = [-(-n // line) * line for n in longs] + [-(-n // (2 * line)) * line for n in ints]
-    pieces = torch.empty(sum(rooms), dtype=torch.int64).split(rooms)
-    wide = [piece[:n] for piece, n in zip(pieces, longs)]
-    return wide + [piece.view(torch.int32)[:n] for piece, n in zip(pieces[len(longs) :], ints)]
 
 
 def check_fanouts(fanouts: Sequence[int]) -> tuple[int, ...]:

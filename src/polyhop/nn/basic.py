@@ -26,6 +26,8 @@ __all__ = ["GAT", "GCN", "GIN", "BasicGNN", "GraphSAGE"]
 class BasicGNN(Model):
     """Base of the four. ``out_channels`` None = ``hidden_channels``; further arguments go to the convolutions."""
 
+    takes_pool = True
+
     def __init__(
         self,
         in_channels: int,

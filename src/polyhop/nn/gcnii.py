@@ -21,6 +21,7 @@ class GCNII(Model):
     The state carries "h0". Input dropout uses site num_layers, h0's num_layers + 1, layer i's output site i.
     """
 
+    takes_pool = True
     begins_plain = False
 
     def __init__(

@@ -36,9 +36,8 @@ class Model(nn.Module):
     num_layers: int
     in_channels: int
     out_channels: int
-    begins_plain: ClassVar[bool] = (
-        True  # begin() does not touch x: a pool may be handed through to the first layer
-    )
+    begins_plain: ClassVar[bool] = True  # begin() does not touch x: the first layer may be given a pool
+    takes_pool: ClassVar[bool] = False  # layer() hands "h" to its convolution as it is: "h" may be a pool
 
     def begin(self, x: Rows, *, ids: Tensor | None = None, key: Key | None = None) -> State:
         """State of any input rows [n, in_channels]; ``ids`` (int64 [n], None = 0 .. n-1) key their dropout in training."""

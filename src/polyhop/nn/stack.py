@@ -23,6 +23,8 @@ class Stack(Model):
     Layers that need carried rows (GCN2Conv) have a model of their own (GCNII) and are refused.
     """
 
+    takes_pool = True
+
     def __init__(
         self,
         layers: Sequence[nn.Module],

@@ -8,6 +8,8 @@ from typing import Generic, TypeVar
 
 __all__ = ["ahead"]
 
+_LOOK_UP_S = 0.2  # how often an idle worker looks whether the interpreter is exiting
+
 T = TypeVar("T")
 
 
@@ -18,9 +20,9 @@ def ahead(load: Callable[[int], T], steps: range, num_workers: int, prefetch: in
     here, at its step. The threads end with this generator, however it ends.
     """
     work: _Work[T] = _Work(steps, prefetch)
-    # Daemons: a generator that is still referenced when the interpreter exits must not keep it waiting.
+    # Not daemons: those die inside C++ frames when the interpreter exits, which aborts the process.
     threads = [
-        threading.Thread(target=_run, args=(work, load), name=f"polyhop-ahead-{i}", daemon=True)
+        threading.Thread(target=_run, args=(work, load), name=f"polyhop-ahead-{i}")
         for i in range(min(num_workers, len(steps)))
     ]
     try:
@@ -56,14 +58,16 @@ class _Work(Generic[T]):
     def take(self) -> int | None:
         """The next step to work on, once there is room for its result; None when there is no more."""
         with self.changed:
-            self.changed.wait_for(lambda: self.is_over() or self.next < self.consumed + self.prefetch)
+            while not self.is_over() and self.next >= self.consumed + self.prefetch:
+                self.changed.wait(_LOOK_UP_S)
             if self.is_over():
                 return None
             self.next += 1
             return self.next - 1
 
     def is_over(self) -> bool:
-        return self.is_closed or self.next >= self.stop
+        """No step is left, or nobody is: a generator may still be referenced when the interpreter exits."""
+        return self.is_closed or self.next >= self.stop or not threading.main_thread().is_alive()
 
     def put(self, step: int, result: T | _Failed) -> None:
         with self.changed:

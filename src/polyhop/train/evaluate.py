@@ -88,15 +88,28 @@ _Piece = tuple[int, int, State]
 class _Input:
     """Rows as the feature store has them; ``begin`` runs on what is gathered."""
 
-    def __init__(self, model: LayeredModel, whole: WholeGraph) -> None:
+    def __init__(self, model: LayeredModel, whole: WholeGraph, is_plain: bool) -> None:
         self._model, self._whole = model, whole
+        self._is_plain = is_plain  # begin changes nothing: the state is {"h": x}
         self.row_bytes = _bytes_per_row(whole)
 
     def all(self) -> State:
         return self._model.begin(self._whole.x)
 
-    def gather(self, ids: Tensor) -> State:
+    def gather(self, ids: Tensor, but: str = "") -> State:
+        """The state of the given rows, without the entry named ``but``."""
+        if but == "h" and self._is_plain:
+            return {}
         return self._model.begin(self._whole.placement.rows(self._whole.features.gather(ids)))
+
+    def pool(self) -> Tensor | None:
+        """All rows of "h" where computing happens, if they are there without a copy."""
+        values = getattr(self._whole.features, "values", None)
+        place = self._whole.placement
+        if not self._is_plain or not isinstance(values, Tensor):
+            return None
+        is_ready = values.dtype == place.dtype and values.device == place.device
+        return values if is_ready and getattr(self._whole.features, "scale", None) is None else None
 
 
 class _Stored:
@@ -109,9 +122,16 @@ class _Stored:
     def all(self) -> State:
         return {name: value.to(self._device) for name, value in self._tensors.items()}
 
-    def gather(self, ids: Tensor) -> State:
-        here = {name: value.index_select(0, ids.to(value.device)) for name, value in self._tensors.items()}
+    def gather(self, ids: Tensor, but: str = "") -> State:
+        """The state of the given rows, without the entry named ``but``."""
+        taken = {name: value for name, value in self._tensors.items() if name != but}
+        here = {name: value.index_select(0, ids.to(value.device)) for name, value in taken.items()}
         return {name: value.to(self._device) for name, value in here.items()}
+
+    def pool(self) -> Tensor | None:
+        """All rows of "h" where computing happens, if they are there without a copy."""
+        rows = self._tensors["h"]
+        return rows if rows.device == self._device else None
 
 
 class _Run:
@@ -133,11 +153,11 @@ class _Run:
 
     def begin(self) -> _Input | _Stored:
         """The input rows: as they are where ``begin`` changes nothing or keeps them sparse, else begun once and stored."""
-        source = _Input(self.model, self.whole)
         probe: Rows = self.whole.placement.rows(self.whole.features.gather(torch.zeros(1, dtype=torch.int64)))
         state = self.model.begin(probe)
-        is_identity = all(value is probe for value in state.values())
-        if is_identity or any(isinstance(value, SparseRows) for value in state.values()):
+        is_plain = state.keys() == {"h"} and state["h"] is probe
+        source = _Input(self.model, self.whole, is_plain)
+        if is_plain or any(isinstance(value, SparseRows) for value in state.values()):
             return source
         return self.store(self._begun(source))
 
@@ -177,7 +197,13 @@ class _Run:
             stop = start + (stop - start) // 2
             block, ids = self._slice(start, stop)
         budget.learn_sharing(ids.numel(), block.num_edges, stop - start)
-        return stop, self.model.layer(index, self.whole.placement.block(block), rows.gather(ids))
+        block = self.whole.placement.block(block)
+        pool = rows.pool() if getattr(self.model, "takes_pool", False) else None
+        if pool is None:
+            return stop, self.model.layer(index, block, rows.gather(ids))
+        # The layer reads the rows where they are, and copies them only if it maps before it aggregates.
+        state = rows.gather(ids, but="h") | {"h": pool}
+        return stop, self.model.layer(index, replace(block, rows=ids.to(self.device), _cache={}), state)
 
     def _slice(self, start: int, stop: int) -> tuple[Block, Tensor]:
         """The block of destinations start .. stop with only the sources that they read; those sources' ids, ascending."""

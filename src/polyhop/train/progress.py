@@ -20,6 +20,7 @@ Facts = dict[str, str]
 
 _LINE_EVERY_S = 1.0
 _STEP_LINE_EVERY_S = 10.0
+_BAR_EVERY_S = 0.1
 
 
 class Progress(Protocol):
@@ -183,31 +184,50 @@ class _Rich(_Silent):
         self._bars = Bars(
             *text, TimeElapsedColumn(), TimeRemainingColumn(), console=self._console, refresh_per_second=5
         )
+        self._newest: dict[str, Any] = {}
+        self._shown_at = 0.0
         self._epochs = self._steps = self._bars.add_task("epochs", numbers="", total=None)
 
     def start(self, facts: Facts, max_epochs: int) -> None:
         for name, fact in facts.items():
             self._console.print(f"[bold cyan]{name:<9}[/] ", end="")
-            self._console.print(fact, markup=False, highlight=True)
+            self._console.print(fact, markup=False, highlight=False)
         self._bars.update(self._epochs, total=max_epochs)
         self._bars.start()
 
     def step(self, epoch: int, step: int, num_steps: int) -> None:
-        if num_steps <= 1:
+        if num_steps <= 1 or not self._is_time():
             return
         if self._steps == self._epochs:
             self._steps = self._bars.add_task("  steps", numbers="", total=num_steps)
         self._bars.update(self._steps, completed=step, total=num_steps)
 
     def epoch(self, record: dict[str, Any]) -> None:
-        self._bars.update(self._epochs, completed=record["epoch"], numbers=_numbers(record))
+        self._newest = record
+        if self._is_time():
+            self._show_epoch()
+
+    def _is_time(self) -> bool:
+        """Often enough for an eye; more often would cost short steps dear."""
+        now = time.monotonic()
+        if now - self._shown_at < _BAR_EVERY_S:
+            return False
+        self._shown_at = now
+        return True
+
+    def _show_epoch(self) -> None:
+        if self._newest:
+            self._bars.update(self._epochs, completed=self._newest["epoch"], numbers=_numbers(self._newest))
 
     def note(self, text: str) -> None:
         self._console.print(text, markup=False)
 
     def finish(self, result: dict[str, Any]) -> None:
-        self._bars.stop()
-        self._console.print(f"[bold green]{'result':<9}[/] {_summary(result)}")
+        self.close()
+        self._console.print(f"[bold green]{'result':<9}[/] {_summary(result)}", highlight=False)
 
     def close(self) -> None:
+        self._show_epoch()
+        if self._steps != self._epochs:
+            self._bars.update(self._steps, visible=False)
         self._bars.stop()

@@ -15,37 +15,47 @@ from polyhop.errors import ConfigError, PolyhopError, unknown
 from polyhop.train.files import TEMPORARY
 from polyhop.train.task import Task
 
-__all__ = ["collect", "score_splits", "write_npy"]
+__all__ = ["Scorer", "collect", "write_npy"]
 
 Chunks = Callable[[Tensor | None], Iterator[tuple[int, int, Tensor]]]
 """wanted ids (sorted) or None -> (start, stop, logits) in order."""
 
 
-def score_splits(chunks: Chunks, task: Task, splits: Sequence[str]) -> dict[str, float]:
-    """``{split: metric, split_loss: mean loss}`` of each named split that has labelled nodes."""
-    for split in splits:
-        if split not in task.ids:
-            raise ConfigError(unknown("split", split, task.ids))
-    present = [split for split in splits if task.ids[split].numel()]
-    if not present:
-        return {}
-    wanted = torch.unique(torch.cat([task.ids[split] for split in present]))
-    kept = [_wanted_rows(wanted, chunk) for chunk in chunks(wanted)]
-    logits = torch.cat(kept)
-    scores: dict[str, float] = {}
-    for split in present:
-        ids = task.ids[split]
-        rows = logits[torch.searchsorted(wanted, ids).to(logits.device)]
-        y = task.y[ids].to(logits.device)
-        scores[split] = task.measure(rows, y)
-        scores[f"{split}_loss"] = float(task.loss(rows, y)) / (ids.numel() * task.terms_per_row)
-    return scores
+class Scorer:
+    """Metric and mean loss of some splits, as often as asked; what does not change between evaluations is made once."""
 
+    def __init__(self, task: Task, splits: Sequence[str]) -> None:
+        for split in splits:
+            if split not in task.ids:
+                raise ConfigError(unknown("split", split, task.ids))
+        self._task = task
+        self._splits = [split for split in splits if task.ids[split].numel()]
+        self._y = {split: task.y[task.ids[split]] for split in self._splits}
+        # All wanted nodes once, ascending, and where each split's nodes are among them.
+        self._wanted = torch.unique(
+            torch.cat([task.ids[split] for split in self._splits] or [torch.empty(0).long()])
+        )
+        self._at = {split: torch.searchsorted(self._wanted, task.ids[split]) for split in self._splits}
 
-def _wanted_rows(wanted: Tensor, chunk: tuple[int, int, Tensor]) -> Tensor:
-    start, stop, logits = chunk
-    low, high = torch.searchsorted(wanted, torch.tensor([start, stop])).tolist()
-    return logits[(wanted[low:high] - start).to(logits.device)]
+    def __call__(self, chunks: Chunks) -> dict[str, float]:
+        """``{split: metric, split_loss: mean loss}`` of each split that has labelled nodes."""
+        if not self._splits:
+            return {}
+        logits = torch.cat([self._rows(*chunk) for chunk in chunks(self._wanted)])
+        scores: dict[str, float] = {}
+        for split in self._splits:
+            rows = logits[self._at[split].to(logits.device)]
+            y = self._y[split].to(logits.device)
+            scores[split] = self._task.measure(rows, y)
+            scores[f"{split}_loss"] = float(self._task.loss(rows, y)) / (
+                y.shape[0] * self._task.terms_per_row
+            )
+        return scores
+
+    def _rows(self, start: int, stop: int, logits: Tensor) -> Tensor:
+        """A chunk's wanted rows."""
+        low, high = torch.searchsorted(self._wanted, torch.tensor([start, stop])).tolist()
+        return logits[(self._wanted[low:high] - start).to(logits.device)]
 
 
 def collect(chunks: Chunks, num_nodes: int) -> Tensor:

@@ -59,9 +59,7 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         """All but the history, which metrics.jsonl has."""
-        record = asdict(self)
-        del record["history"]
-        return record
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "history"}
 
 
 class Session:
