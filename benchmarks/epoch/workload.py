@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import ctypes
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +13,7 @@ from torch.nn import functional
 
 from benchmarks.graphs import skewed
 from polyhop.graph import Graph
-from polyhop.kernels import Key
+from polyhop.kernels import Key, native
 from polyhop.nn import GraphSAGE
 from polyhop.sample import Loaded, NeighborLoader
 
@@ -20,6 +22,7 @@ __all__ = [
     "NUM_NEIGHBORS",
     "WIDTHS",
     "Outcome",
+    "as_trained",
     "loader",
     "make_graph",
     "our_epoch",
@@ -30,6 +33,8 @@ __all__ = [
 WIDTHS = [100, 256, 256, 47]
 NUM_NEIGHBORS = [15, 10, 5]  # from the seeds outward
 BATCH = 1024
+_M_MMAP_MAX = -4  # of malloc.h
+T = TypeVar("T")
 
 
 @dataclass
@@ -60,6 +65,23 @@ def loader(graph: Graph) -> NeighborLoader:
     """polyhop's loader at its defaults: one thread samples and gathers ahead (its CPU time counts)."""
     assert graph.split is not None
     return NeighborLoader(graph, NUM_NEIGHBORS, graph.split.train, batch_size=BATCH, shuffle=True, seed=0)
+
+
+def as_trained(side: Callable[[], T]) -> Callable[[], T]:
+    """polyhop's side with the memory policy that ``Trainer.fit`` sets for a whole run (``kernels.kept_memory``).
+
+    Peers run with the C library's defaults, as their users do: large blocks are mapped anew. The heap itself is not shrunk
+    between turns, which is what a run sees after its first steps. Benches also report the peers under our policy.
+    """
+
+    def run() -> T:
+        native.call("ph_keep_memory", 1)
+        try:
+            return side()
+        finally:
+            ctypes.CDLL(None).mallopt(_M_MMAP_MAX, 65536)
+
+    return run
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, logits: Tensor, y: Tensor) -> float:

@@ -93,8 +93,8 @@ def test_a_whole_run_trains(graph: Graph, num_neighbors, precision: str, tmp_pat
     torch.manual_seed(0)
     net = GraphSAGE(graph.num_features, 32, num_layers=2, out_channels=graph.num_classes, dropout=0.3)
     trainer = polyhop.Trainer(
-        max_epochs=15, num_neighbors=num_neighbors, batch_size=256 if num_neighbors else None, precision=precision, device="cuda",
-        run_dir=tmp_path / "run", progress="none",
+        max_epochs=15, num_neighbors=num_neighbors, batch_size=256 if num_neighbors else None,
+        precision=precision, device="cuda", run_dir=tmp_path / "run", progress="none",
     )  # fmt: skip
     result = trainer.fit(net, graph)
     chance = 1.0 / graph.num_classes

@@ -28,7 +28,7 @@ def _random_block(
     pool: int = 0,
     hub: bool = False,
 ) -> Block:
-    """A block with repeated edges and, when edges are few, empty rows; ``hub`` gives half of the edges to one destination."""
+    """A block with repeated edges and, when edges are few, empty rows; ``hub`` gives half the edges to one destination."""
     gen = torch.Generator().manual_seed(seed)
     dst = torch.randint(max(num_dst, 1), (num_edges,), generator=gen)
     if hub:

@@ -86,7 +86,7 @@ def test_wrong_arguments() -> None:
     with pytest.raises(InputError, match=r"values must be \[N, F\], got \[3\]"):
         gather_rows(torch.ones(3), ids)
     with pytest.raises(
-        InputError, match="values must be one of float32, float64, bfloat16, int8, uint8, got torch.int64"
+        InputError, match=r"values must be one of float32, float64, bfloat16, int8, uint8, got torch\.int64"
     ):
         gather_rows(torch.ones(3, 2, dtype=torch.int64), ids)
     with pytest.raises(InputError, match=r"ids must be int64 \[n\], got torch.int32"):

@@ -33,7 +33,9 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize(
-    "options", OPTIONS, ids=lambda o: ",".join(f"{k}={v}" for k, v in o.items()) or "default"
+    "options",
+    OPTIONS,
+    ids=lambda o: ",".join(f"{k}={getattr(v, '__name__', v)}" for k, v in o.items()) or "default",
 )
 @pytest.mark.parametrize("name", MODELS)
 def test_equals_pyg(name, options, loops, same_as_pyg) -> None:

@@ -37,10 +37,12 @@ def attention(
     if block.rows is not None:
         x, a_src = x.index_select(0, block.rows), a_src.index_select(0, block.rows)
     _check(block, x, a_src, a_dst, dropout_p)
-    options = {
+    options: dict[str, Any] = {
         "negative_slope": negative_slope, "self_loop": self_loop, "dropout_p": dropout_p, "dropout_key": dropout_key,
     }  # fmt: skip
-    if dropout_p >= 1 or not native.serves(block.indptr, block.indices, x, a_src, a_dst, block.src_ids, op="ph_attention"):
+    if dropout_p >= 1 or not native.serves(
+        block.indptr, block.indices, x, a_src, a_dst, block.src_ids, op="ph_attention"
+    ):
         return reference.attention(block, x, a_src, a_dst, **options)
     dtype = reference.sum_dtype(x.dtype)
     result: Tensor = _Attention.apply(
@@ -68,13 +70,22 @@ class _Attention(torch.autograd.Function):
     """Forward keeps the output and, per destination and head, the maximum and the sum; backward recomputes the weights."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, a_src: Tensor, a_dst: Tensor, block: Any, options: dict[str, Any]) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, a_src: Tensor, a_dst: Tensor, block: Any, options: dict[str, Any]
+    ) -> Tensor:
         top, inverse = torch.empty_like(a_dst), torch.empty_like(a_dst)
         out = torch.empty(block.num_dst, *x.shape[1:], dtype=x.dtype)
         common = _common(block, x, a_src, a_dst, options)
         indices = block.indices.contiguous()
         native.call(
-            "ph_attention", block.indptr.contiguous(), indices, *common, out, top, inverse, native.num_threads()
+            "ph_attention",
+            block.indptr.contiguous(),
+            indices,
+            *common,
+            out,
+            top,
+            inverse,
+            native.num_threads(),
         )
         ctx.save_for_backward(x, a_src, a_dst, out, top, inverse)
         ctx.block, ctx.options = block, options

@@ -56,7 +56,9 @@ def csr(op: str, indptr: Tensor, indices: Tensor, num_src: int) -> None:
         falls = (indptr[1:] < indptr[:-1]).nonzero()
         if falls.numel():
             at = int(falls[0]) + 1
-            raise KernelError(f"{op}: indptr[{at}] = {int(indptr[at])} is below indptr[{at - 1}] = {int(indptr[at - 1])}")
+            raise KernelError(
+                f"{op}: indptr[{at}] = {int(indptr[at])} is below indptr[{at - 1}] = {int(indptr[at - 1])}"
+            )
         bounds(op, "indices", indices, num_src)
 
 
@@ -73,5 +75,6 @@ def same_device(op: str, **tensors: Tensor | None) -> None:
     places = {name: str(t.device) for name, t in tensors.items() if t is not None}
     require(
         len(set(places.values())) <= 1,
-        f"{op}: all tensors must be on one device, got " + ", ".join(f"{n} on {d}" for n, d in places.items()),
+        f"{op}: all tensors must be on one device, got "
+        + ", ".join(f"{n} on {d}" for n, d in places.items()),
     )

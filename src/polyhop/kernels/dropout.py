@@ -25,7 +25,8 @@ def dropout(
     ``relu=True`` takes max(h, 0) first, in the same pass. p = 0 drops nothing, p = 1 drops everything.
     """
     checks.require(
-        h.dim() == 2 and h.is_floating_point(), f"dropout: h must be a float matrix, got {h.dtype} {list(h.shape)}"
+        h.dim() == 2 and h.is_floating_point(),
+        f"dropout: h must be a float matrix, got {h.dtype} {list(h.shape)}",
     )
     checks.require(0 <= p <= 1, f"dropout: p must be in 0 .. 1, got {p}")
     checks.vector("dropout", "ids", ids, h.shape[0])
@@ -37,7 +38,9 @@ def dropout(
         if ids is None:
             ids = torch.arange(id_start, id_start + h.shape[0], device=h.device)
         return reference.dropout(h, ids, p, key, relu)
-    result: Tensor = _Dropout.apply(h.contiguous(), None if ids is None else ids.contiguous(), p, key, id_start, relu)
+    result: Tensor = _Dropout.apply(
+        h.contiguous(), None if ids is None else ids.contiguous(), p, key, id_start, relu
+    )
     return result
 
 
@@ -82,7 +85,7 @@ class _Dropout(torch.autograd.Function):
 def dropout_values(
     values: Tensor, indptr: Tensor, columns: Tensor, ids: Tensor | None, p: float, key: int
 ) -> Tensor:
-    """The stored values [nnz] of sparse rows (indptr int64 [n + 1], columns [nnz]) dropped as ``dropout`` drops dense rows."""
+    """Stored values [nnz] of sparse rows (indptr int64 [n + 1], columns [nnz]), dropped as ``dropout`` drops dense ones."""
     checks.csr("dropout_values", indptr, columns, 1 << 62)
     checks.vector("dropout_values", "values", values, columns.numel())
     checks.vector("dropout_values", "ids", ids, indptr.numel() - 1)

@@ -19,7 +19,9 @@ __all__ = ["gather_rows"]
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int8, torch.uint8)
 
 
-def gather_rows(values: Tensor, ids: Tensor, *, scale: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+def gather_rows(
+    values: Tensor, ids: Tensor, *, scale: Tensor | None = None, out: Tensor | None = None
+) -> Tensor:
     """[n, F]: rows ``ids`` (int64 [n]) of values [N, F]; bfloat16, int8 and uint8 become float32.
 
     ``scale`` [F] multiplies each column. ``out`` receives the result if given (not differentiable then). An id outside
@@ -74,7 +76,9 @@ def _check_ids(ids: Tensor, limit: int) -> None:
 
 
 def _bad_id(ids: Tensor, at: int, limit: int) -> InputError:
-    return InputError(f"gather_rows: ids[{at}] = {int(ids[at])}, outside the {limit} stored rows (0 .. {limit - 1})")
+    return InputError(
+        f"gather_rows: ids[{at}] = {int(ids[at])}, outside the {limit} stored rows (0 .. {limit - 1})"
+    )
 
 
 def _run(values: Tensor, ids: Tensor, scale: Tensor | None, out: Tensor) -> None:

@@ -137,7 +137,13 @@ def status() -> dict[str, str]:
     lib, reason = _load()
     mode = _mode()
     active = "native" if lib is not None and mode != "reference" else "reference"
-    return {"mode": mode, "cpu": active, "cuda": "reference", "library": reason, "threads": str(num_threads())}
+    return {
+        "mode": mode,
+        "cpu": active,
+        "cuda": "reference",
+        "library": reason,
+        "threads": str(num_threads()),
+    }
 
 
 def num_threads() -> int:

@@ -184,7 +184,9 @@ def dropout(h: Tensor, ids: Tensor, p: float, key: int, relu: bool = False) -> T
     lanes = _lanes(philox(key, ids[:, None].expand(-1, blocks.numel()), blocks))
     dtype = sum_dtype(h.dtype)
     mask = keep_lanes(lanes.flatten(1)[:, : h.shape[1]], p).to(dtype)
-    return torch.where(mask > 0, h.to(dtype) * mask, torch.zeros((), dtype=dtype, device=h.device)).to(h.dtype)
+    return torch.where(mask > 0, h.to(dtype) * mask, torch.zeros((), dtype=dtype, device=h.device)).to(
+        h.dtype
+    )
 
 
 def dropout_values(values: Tensor, ids: Tensor, columns: Tensor, p: float, key: int) -> Tensor:

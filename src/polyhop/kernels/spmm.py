@@ -60,12 +60,14 @@ def spmm(
 ) -> Tensor:
     """[D, F] in h's dtype: dst_scale[i] * sum_e edge_weight[e] src_scale[j] h[row(j)] + self_scale[i] h[row(dst_start+i)].
 
-    Each factor is optional and then 1; without ``self_scale`` there is no self term. ``row(s)`` is ``rows[s]`` (int64 [S], into
-    a pool h [P, F]) or s (h [S, F]). ``transposed`` returns the transposed edges (indptr, indices, edge), asked for in the
-    backward pass only. Native gradients reach h; factors that require a gradient are served by the reference.
+    Each factor is optional and then 1; without ``self_scale`` there is no self term. ``row(s)`` is ``rows[s]`` (int64 [S],
+    into a pool h [P, F]) or s (h [S, F]). ``transposed`` returns the transposed edges (indptr, indices, edge), asked for
+    in the backward pass only. Native gradients reach h; factors that require a gradient are served by the reference.
     """
     num_dst = indptr.numel() - 1
-    _check(indptr, indices, h, num_src, num_dst, dst_start, rows, edge_weight, src_scale, dst_scale, self_scale)
+    _check(
+        indptr, indices, h, num_src, num_dst, dst_start, rows, edge_weight, src_scale, dst_scale, self_scale
+    )
     factors = {
         "edge_weight": edge_weight, "src_scale": src_scale, "dst_scale": dst_scale, "self_scale": self_scale,
     }  # fmt: skip
@@ -95,7 +97,8 @@ def _check(
 ) -> None:
     checks.csr("spmm", indptr, indices, num_src)
     checks.require(
-        h.dim() == 2 and h.is_floating_point(), f"spmm: h must be a float matrix, got {h.dtype} {list(h.shape)}"
+        h.dim() == 2 and h.is_floating_point(),
+        f"spmm: h must be a float matrix, got {h.dtype} {list(h.shape)}",
     )
     checks.vector("spmm", "rows", rows, num_src)
     if rows is None:

@@ -1,0 +1,94 @@
+"""Every instruction set and every thread count gives the same bits, in value and gradient."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from polyhop.kernels import native
+
+# Prints the instruction set in use and one digest per kernel.
+PROGRAM = """
+import hashlib, torch
+from polyhop.graph.block import Block
+from polyhop.kernels import *
+from polyhop.kernels import native
+
+gen = torch.Generator().manual_seed(0)
+
+def digest(name, *tensors):
+    bits = b"".join(t.detach().contiguous().view(torch.uint8).numpy().tobytes() for t in tensors)
+    print(name, hashlib.sha256(bits).hexdigest())
+
+def rand(*size, dtype):
+    return torch.randn(*size, generator=gen, dtype=torch.float64).to(dtype)
+
+num_dst, num_src, num_edges = 700, 900, 12000
+dst = torch.randint(num_dst, (num_edges,), generator=gen)
+dst[:4000] = 3  # a hub
+indptr = torch.zeros(num_dst + 1, dtype=torch.int64)
+indptr[1:] = torch.bincount(dst, minlength=num_dst).cumsum(0)
+indices = torch.randint(num_src, (num_edges,), generator=gen)
+print(native.library().ph_isa().decode())
+digest("transpose", *transpose(indptr, indices, num_src))
+digest("random", random_u32(5, torch.arange(1001)))
+for dtype in (torch.float32, torch.float64, torch.bfloat16):
+    for width in (1, 7, 33, 128, 257):
+        block = Block(indptr, indices.int(), num_src, dst_start=100)
+        h = rand(num_src, width, dtype=dtype).requires_grad_()
+        out = aggregate(block, h, edge_weight=torch.rand(num_edges, generator=gen), self_scale=torch.rand(num_dst, generator=gen))
+        out.backward(rand(num_dst, width, dtype=dtype))
+        digest(f"spmm {dtype} {width}", out, h.grad)
+        leaf = rand(num_src, width, dtype=dtype).requires_grad_()
+        out = dropout(leaf, None, 0.4, 99, relu=width % 2 == 1)
+        out.backward(rand(num_src, width, dtype=dtype))
+        digest(f"dropout {dtype} {width}", out, leaf.grad)
+        ids = torch.randint(num_src, (2000,), generator=gen)
+        digest(f"gather {dtype} {width}", gather_rows(leaf, ids))
+        digest(f"scatter {dtype} {width}", scatter_add_rows(h.detach().clone(), ids, rand(2000, width, dtype=dtype)))
+    for heads, channels in ((1, 7), (8, 32), (3, 40), (2, 128)):
+        given = [rand(num_src, heads, channels, dtype=dtype), rand(num_src, heads, dtype=dtype), rand(num_dst, heads, dtype=dtype)]
+        given = [t.requires_grad_() for t in given]
+        out = attention(block, *given, self_loop=True, dropout_p=0.3, dropout_key=8)
+        out.backward(rand(num_dst, heads, channels, dtype=dtype))
+        digest(f"attention {dtype} {heads}x{channels}", out, *(t.grad for t in given))
+"""
+
+
+def _digests(isa: str, threads: int) -> list[str]:
+    """First the instruction set that ran, then a line per kernel."""
+    wish = {"POLYHOP_ISA": isa, "POLYHOP_THREADS": str(threads), "POLYHOP_KERNELS": "native"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={**os.environ, **wish},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def base() -> list[str]:
+    return _digests("base", 1)
+
+
+@pytest.mark.parametrize(
+    ("isa", "threads"), [("base", 3), ("avx2", 1), ("avx2", 2), ("avx512", 1), ("avx512", 5)]
+)
+def test_same_bits(base: list[str], isa: str, threads: int) -> None:
+    got = _digests(isa, threads)
+    if got[0] != isa:
+        pytest.skip(f"this processor has no {isa} (best: {got[0]})")
+    assert base[0] == "base"
+    assert len(got) == len(base) > 60
+    assert [f"{ours} instead of {theirs}" for ours, theirs in zip(got[1:], base[1:]) if ours != theirs] == []
+
+
+def test_the_best_instruction_set_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert native.library().ph_isa().decode() in ("base", "avx2", "avx512")
+    assert native.status()["cpu"] == "native"
