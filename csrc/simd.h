@@ -177,11 +177,22 @@ struct Partial {
     for (int p = 0; p < kParts; ++p) folded[p] = part[p];
     for (int half = kParts / 2; half > 0; half /= 2)
       for (int p = 0; p < half; ++p) folded[p] += folded[p + half];
-    A sums[kWide];
-    std::memcpy(sums, folded, sizeof sums);
-    for (int half = kWide / 2; half > 0; half /= 2)
-      for (int i = 0; i < half; ++i) sums[i] += sums[i + half];
-    return sums[0];
+    return fold<kVectorBytes>(folded[0]);
+  }
+
+ private:
+  template <int Bytes, class V>
+  static A fold(V v) {
+    if constexpr (Bytes == sizeof(A)) {
+      return v[0];
+    } else if constexpr (Bytes == 2 * sizeof(A)) {
+      return v[0] + v[1];
+    } else {
+      typedef A Half __attribute__((vector_size(Bytes / 2)));
+      Half halves[2];
+      std::memcpy(halves, &v, sizeof halves);
+      return fold<Bytes / 2>(Half(halves[0] + halves[1]));
+    }
   }
 };
 

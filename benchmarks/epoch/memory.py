@@ -128,7 +128,7 @@ def _graph(folder: Path) -> Graph:
 def _polyhop_side(folder: Path) -> tuple[int, Outcome]:
     graph = _graph(folder)
     before = _status("VmRSS")
-    return before, our_epoch(our_model(), loader(graph).batches(0))
+    return before, our_epoch(our_model(), loader(graph, in_place=True).batches(0))
 
 
 def _dgl_side(folder: Path) -> tuple[int, Outcome]:

@@ -89,7 +89,7 @@ def _timed(sides: dict[str, Side], *, repeats: int) -> dict[str, Timing]:
 
 
 def _polyhop(graph: Graph, start: dict[str, torch.Tensor]) -> Side:
-    batches = loader(graph)
+    batches = loader(graph, in_place=True)
     model = our_model()
 
     def epoch() -> Outcome:

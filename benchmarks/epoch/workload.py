@@ -61,10 +61,12 @@ def our_model() -> GraphSAGE:
     return GraphSAGE(WIDTHS[0], WIDTHS[1], num_layers=3, out_channels=WIDTHS[-1])
 
 
-def loader(graph: Graph) -> NeighborLoader:
-    """polyhop's loader at its defaults: one thread samples and gathers ahead (its CPU time counts)."""
+def loader(graph: Graph, *, in_place: bool = False) -> NeighborLoader:
+    """polyhop's loader: one thread works ahead (its CPU time counts). ``in_place`` as ``Trainer`` does it."""
     assert graph.split is not None
-    return NeighborLoader(graph, NUM_NEIGHBORS, graph.split.train, batch_size=BATCH, shuffle=True, seed=0)
+    return NeighborLoader(
+        graph, NUM_NEIGHBORS, graph.split.train, batch_size=BATCH, shuffle=True, seed=0, in_place=in_place
+    )
 
 
 def as_trained(side: Callable[[], T]) -> Callable[[], T]:

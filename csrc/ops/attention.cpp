@@ -93,16 +93,17 @@ struct Edges {
   }
 };
 
-// `H` heads of `V` vectors each: sums in registers.
-template <class T, class I, int H, int V>
-void sum_tile(const T* x, int64_t width, const Edges<I>& edges, const Sum<T>* weight, int64_t heads, T* to) {
+// `H` heads of `V` vectors each, sums in registers: to = (Add ? to : 0) + sum_k weight[k] * x[source[k]].
+template <bool Add, class T, class I, class O, int H, int V>
+void sum_tile(const T* x, int64_t width, const Edges<I>& edges, const Sum<T>* weight, int64_t heads, O* to) {
   using A = Sum<T>;
-  constexpr int L = kLanes<T>;
+  constexpr int L = kLanes<T>, kLines = H * V * L * int(sizeof(T)) / 64;
   const Vec<A> zero = {};
   Vec<A> sum[H * V];
-  for (int v = 0; v < H * V; ++v) sum[v] = zero;
+#pragma GCC unroll 16
+  for (int v = 0; v < H * V; ++v) sum[v] = Add ? load(to + v * L) : zero;
   for (int64_t k = 0; k < edges.n; ++k) {
-    edges.ask(k, x, width, lines_of(H * V * L * int64_t(sizeof(T))));
+    edges.ask(k, x, width, std::max(kLines, 1));
     const T* from = x + edges.source[k] * width;
     const A* w = weight + k * heads;
 #pragma GCC unroll 16
@@ -121,14 +122,15 @@ constexpr int kTile = 16;
 constexpr int kTile = 8;
 #endif
 
-template <class T, class I, int V>
-void sum_heads(const T* x, int64_t width, const Edges<I>& edges, const Sum<T>* weight, int64_t heads, T* to) {
+template <bool Add, class T, class I, class O, int V>
+void sum_heads(const T* x, int64_t width, const Edges<I>& edges, const Sum<T>* weight, int64_t heads, O* to) {
   constexpr int64_t C = V * kLanes<T>;
   int64_t h = 0;
   const auto step = [&](auto count) {
     constexpr int H = decltype(count)::value;
     if constexpr (H * V <= kTile)
-      for (; h + H <= heads; h += H) sum_tile<T, I, H, V>(x + h * C, width, edges, weight + h, heads, to + h * C);
+      for (; h + H <= heads; h += H)
+        sum_tile<Add, T, I, O, H, V>(x + h * C, width, edges, weight + h, heads, to + h * C);
   };
   step(std::integral_constant<int, 16>());
   step(std::integral_constant<int, 8>());
@@ -137,24 +139,69 @@ void sum_heads(const T* x, int64_t width, const Edges<I>& edges, const Sum<T>* w
   step(std::integral_constant<int, 1>());
 }
 
-// to = sum_k weight[k] * x[source[k]], each head with its own weight.
-template <class T, class I>
-void weighted_sum(const Common<T>& t, const Edges<I>& edges, const Sum<T>* weight, Sum<T>* sum, T* to) {
-  using A = Sum<T>;
+// to = (Add ? to : 0) + sum_k weight[k] * x[source[k]], each head with its own weight, k ascending. False: no tile fits.
+template <bool Add, class T, class I, class O>
+bool sum_by_tiles(const T* x, int64_t heads, int64_t channels, const Edges<I>& edges, const Sum<T>* weight, O* to) {
   constexpr int64_t L = kLanes<T>;
-  const int64_t width = t.width(), H = t.heads, C = t.channels;
-  if (C == L) return sum_heads<T, I, 1>(t.x, width, edges, weight, H, to);
-  if (C == 2 * L) return sum_heads<T, I, 2>(t.x, width, edges, weight, H, to);
-  if (C == 4 * L) return sum_heads<T, I, 4>(t.x, width, edges, weight, H, to);
-  if (C == 8 * L) return sum_heads<T, I, 8>(t.x, width, edges, weight, H, to);
-  std::fill(sum, sum + width, A(0));
+  const int64_t width = heads * channels;
+  if (channels == L)
+    sum_heads<Add, T, I, O, 1>(x, width, edges, weight, heads, to);
+  else if (channels == 2 * L)
+    sum_heads<Add, T, I, O, 2>(x, width, edges, weight, heads, to);
+  else if (channels == 4 * L)
+    sum_heads<Add, T, I, O, 4>(x, width, edges, weight, heads, to);
+  else if (channels == 8 * L)
+    sum_heads<Add, T, I, O, 8>(x, width, edges, weight, heads, to);
+  else
+    return false;
+  return true;
+}
+
+// The same for any number of channels, to += with the sums in the first level cache.
+template <class T, class I>
+void sum_by_rows(const T* x, int64_t heads, int64_t channels, const Edges<I>& edges, const Sum<T>* weight, Sum<T>* to) {
+  const int64_t width = heads * channels;
   const int lines = lines_of(width * int64_t(sizeof(T)));
   for (int64_t k = 0; k < edges.n; ++k) {
-    edges.ask(k, t.x, width, lines);
-    const T* from = t.x + edges.source[k] * width;
-    for (int64_t h = 0; h < H; ++h) add_scaled(sum + h * C, weight[k * H + h], from + h * C, C);
+    edges.ask(k, x, width, lines);
+    const T* from = x + edges.source[k] * width;
+    for (int64_t h = 0; h < heads; ++h) add_scaled(to + h * channels, weight[k * heads + h], from + h * channels, channels);
   }
-  for (int64_t c = 0; c < width; ++c) put(to + c, sum[c]);
+}
+
+// Calls f with the number of heads as a constant where it is a usual one (loops over heads become vectors), else 0.
+template <class F>
+void with_heads(int64_t heads, const F& f) {
+  switch (heads) {
+    case 1: return f(std::integral_constant<int, 1>());
+    case 2: return f(std::integral_constant<int, 2>());
+    case 4: return f(std::integral_constant<int, 4>());
+    case 8: return f(std::integral_constant<int, 8>());
+    default: return f(std::integral_constant<int, 0>());
+  }
+}
+
+// weight [n, H] = softmax over the n edges; top and inverse [H] are kept for the backward pass.
+template <int Heads, class T>
+void softmax(const Common<T>& t, const int64_t* source, int64_t n, const Sum<T>* a_dst, Sum<T>* weight, Sum<T>* top,
+             Sum<T>* inverse) {
+  using A = Sum<T>;
+  const int64_t H = Heads ? Heads : t.heads;
+  for (int64_t k = 0; k < n; ++k) {
+    const A* a_src = t.a_src + source[k] * H;
+    for (int64_t h = 0; h < H; ++h) weight[k * H + h] = t.leaky(a_src[h] + a_dst[h]);
+  }
+  for (int64_t h = 0; h < H; ++h) top[h] = weight[h], inverse[h] = A(0);
+  for (int64_t k = 1; k < n; ++k)
+    for (int64_t h = 0; h < H; ++h) top[h] = weight[k * H + h] > top[h] ? weight[k * H + h] : top[h];
+  for (int64_t k = 0; k < n; ++k)
+    for (int64_t h = 0; h < H; ++h) weight[k * H + h] -= top[h];
+  exp_all(weight, n * H);
+  for (int64_t k = 0; k < n; ++k)
+    for (int64_t h = 0; h < H; ++h) inverse[h] += weight[k * H + h];
+  for (int64_t h = 0; h < H; ++h) inverse[h] = A(1) / inverse[h];
+  for (int64_t k = 0; k < n; ++k)
+    for (int64_t h = 0; h < H; ++h) weight[k * H + h] *= inverse[h];
 }
 
 template <class T, class I>
@@ -174,36 +221,26 @@ void one_destination(const Common<T>& t, const I* indices, int64_t begin, int64_
   }
   if (t.self_loop) s.source[size_t(n++)] = own;
   A* weight = s.weight.data();
-  std::fill(inverse, inverse + H, A(0));
   if (n == 0) {
     std::fill(top, top + H, A(0));
+    std::fill(inverse, inverse + H, A(0));
     std::memset(static_cast<void*>(out), 0, size_t(t.width()) * sizeof(T));
     return;
   }
-  const A* a_dst = t.a_dst + i * H;
-  for (int64_t k = 0; k < n; ++k) {
-    const A* a_src = t.a_src + s.source[size_t(k)] * H;
-    for (int64_t h = 0; h < H; ++h) {
-      const A z = t.leaky(a_src[h] + a_dst[h]);
-      weight[k * H + h] = z;
-      top[h] = k == 0 ? z : (z > top[h] || z != z ? z : top[h]);
-    }
-  }
-  for (int64_t k = 0; k < n; ++k)
-    for (int64_t h = 0; h < H; ++h) weight[k * H + h] -= top[h];
-  exp_all(weight, n * H);
-  for (int64_t k = 0; k < n; ++k)
-    for (int64_t h = 0; h < H; ++h) inverse[h] += weight[k * H + h];
-  for (int64_t h = 0; h < H; ++h) inverse[h] = A(1) / inverse[h];
-  for (int64_t k = 0; k < n; ++k)
-    for (int64_t h = 0; h < H; ++h) weight[k * H + h] *= inverse[h];
+  with_heads(H, [&](auto heads) {
+    softmax<decltype(heads)::value>(t, s.source.data(), n, t.a_dst + i * H, weight, top, inverse);
+  });
   if (t.keys) {
     s.src_id.resize(size_t(n));
     for (int64_t k = 0; k < n; ++k) s.src_id[size_t(k)] = t.id(s.source[size_t(k)]);
     s.dst_id.assign(size_t(n), t.id(own));
     mask(t, s.dst_id.data(), s.src_id.data(), n, weight);
   }
-  weighted_sum(t, Edges<I>{s.source.data(), n, indices + begin, num_edges - begin}, weight, s.sum.data(), out);
+  const Edges<I> edges{s.source.data(), n, indices + begin, num_edges - begin};
+  if (sum_by_tiles<false>(t.x, H, t.channels, edges, weight, out)) return;
+  std::fill(s.sum.begin(), s.sum.end(), A(0));
+  sum_by_rows(t.x, H, t.channels, edges, weight, s.sum.data());
+  for (int64_t c = 0; c < t.width(); ++c) put(out + c, s.sum[size_t(c)]);
 }
 
 template <class T, class I>
@@ -251,33 +288,36 @@ struct Backward {
   }
 
   // n <= kGroup edges from source s to the given destinations; adds to sum (gradient of x) and src (of a_src).
+  template <int Heads>
   void group(int64_t s, const int64_t* dst, A* const* slot, int64_t n, A* weight, A* kept, A* sum, A* src) const {
-    const int64_t H = t.heads, C = t.channels, width = t.width();
+    const int64_t H = Heads ? Heads : t.heads, C = t.channels, width = t.width();
     const A* a_src = t.a_src + s * H;
     for (int64_t k = 0; k < n; ++k) {
       const A* fact = facts + dst[k] * 4 * H;
       for (int64_t h = 0; h < H; ++h) weight[k * H + h] = t.leaky(a_src[h] + fact[h]) - fact[H + h];
     }
     exp_all(weight, n * H);
+    std::fill(kept, kept + n * H, A(1));
     if (t.keys) {
       uint64_t src_id[kGroup], dst_id[kGroup];
       for (int64_t k = 0; k < n; ++k) src_id[k] = t.id(s), dst_id[k] = t.id(dst[k] + t.dst_start);
-      std::fill(kept, kept + n * H, A(1));
       mask(t, dst_id, src_id, n, kept);
     }
     const T* x = t.x + s * width;
     for (int64_t k = 0; k < n; ++k) {
       const A* fact = facts + dst[k] * 4 * H;
       const T* g = grad + dst[k] * width;
+      A *w = weight + k * H, *keep = kept + k * H, *to = slot[k];
+      for (int64_t h = 0; h < H; ++h) to[h] = dot(g + h * C, x + h * C, C);
       for (int64_t h = 0; h < H; ++h) {
-        const A share = weight[k * H + h] * fact[2 * H + h], factor = t.keys ? kept[k * H + h] : A(1);
-        const A push = share * (dot(g + h * C, x + h * C, C) * factor - fact[3 * H + h]);
-        const A z_grad = a_src[h] + fact[h] > A(0) ? push : t.slope * push;
-        slot[k][h] = z_grad;
-        src[h] += z_grad;
-        add_scaled(sum + h * C, share * factor, g + h * C, C);
+        const A share = w[h] * fact[2 * H + h], push = share * (to[h] * keep[h] - fact[3 * H + h]);
+        to[h] = a_src[h] + fact[h] > A(0) ? push : t.slope * push;
+        w[h] = share * keep[h];
       }
+      for (int64_t h = 0; h < H; ++h) src[h] += to[h];
     }
+    const Edges<I> edges{dst, n, nullptr, 0};
+    if (!sum_by_tiles<true>(grad, H, C, edges, weight, sum)) sum_by_rows(grad, H, C, edges, weight, sum);
   }
 
   void sources(int threads) const {
@@ -287,6 +327,7 @@ struct Backward {
     const int64_t grain = std::max<int64_t>(64, (int64_t(1) << 20) / width);
     const int fact_lines = lines_of(4 * H * int64_t(sizeof(A))), row_lines = lines_of(width * int64_t(sizeof(T)));
     for_rows(t_indptr, t.num_src, grain, threads, [&](int64_t begin, int64_t end) {
+      const auto run = [&](auto... args) { with_heads(H, [&](auto heads) { group<decltype(heads)::value>(args...); }); };
       std::vector<A> weight(size_t(kGroup * H)), kept(size_t(kGroup * H)), sum(static_cast<size_t>(width));
       int64_t dst[kGroup];
       A* slot[kGroup];
@@ -311,10 +352,10 @@ struct Backward {
             prefetch(facts + soon * 4 * H, fact_lines);
             prefetch(grad + soon * width, row_lines);
           }
-          if (++n == kGroup) group(s, dst, slot, n, weight.data(), kept.data(), sum.data(), src), n = 0;
+          if (++n == kGroup) run(s, dst, slot, n, weight.data(), kept.data(), sum.data(), src), n = 0;
         }
         if (has_own) dst[n] = own, slot[n] = own_grad + own * H, ++n;
-        if (n) group(s, dst, slot, n, weight.data(), kept.data(), sum.data(), src);
+        if (n) run(s, dst, slot, n, weight.data(), kept.data(), sum.data(), src);
         for (int64_t c = 0; c < width; ++c) put(x_grad + s * width + c, sum[size_t(c)]);
       }
     });

@@ -39,7 +39,8 @@ for dtype in (torch.float32, torch.float64, torch.bfloat16):
     for width in (1, 7, 33, 128, 257):
         block = Block(indptr, indices.int(), num_src, dst_start=100)
         h = rand(num_src, width, dtype=dtype).requires_grad_()
-        out = aggregate(block, h, edge_weight=torch.rand(num_edges, generator=gen), self_scale=torch.rand(num_dst, generator=gen))
+        weight, own = torch.rand(num_edges, generator=gen), torch.rand(num_dst, generator=gen)
+        out = aggregate(block, h, edge_weight=weight, self_scale=own)
         out.backward(rand(num_dst, width, dtype=dtype))
         digest(f"spmm {dtype} {width}", out, h.grad)
         leaf = rand(num_src, width, dtype=dtype).requires_grad_()
@@ -49,9 +50,9 @@ for dtype in (torch.float32, torch.float64, torch.bfloat16):
         ids = torch.randint(num_src, (2000,), generator=gen)
         digest(f"gather {dtype} {width}", gather_rows(leaf, ids))
         digest(f"scatter {dtype} {width}", scatter_add_rows(h.detach().clone(), ids, rand(2000, width, dtype=dtype)))
-    for heads, channels in ((1, 7), (8, 32), (3, 40), (2, 128)):
-        given = [rand(num_src, heads, channels, dtype=dtype), rand(num_src, heads, dtype=dtype), rand(num_dst, heads, dtype=dtype)]
-        given = [t.requires_grad_() for t in given]
+    for heads, channels in ((1, 7), (8, 32), (3, 40), (2, 128), (4, 16), (8, 8)):
+        sizes = (num_src, heads, channels), (num_src, heads), (num_dst, heads)
+        given = [rand(*size, dtype=dtype).requires_grad_() for size in sizes]
         out = attention(block, *given, self_loop=True, dropout_p=0.3, dropout_key=8)
         out.backward(rand(num_dst, heads, channels, dtype=dtype))
         digest(f"attention {dtype} {heads}x{channels}", out, *(t.grad for t in given))

@@ -35,7 +35,7 @@ def test_native_mode_never_falls_back(no_library: None, monkeypatch: pytest.Monk
 
 def test_native_mode_refuses_what_it_cannot_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POLYHOP_KERNELS", "native")
-    with pytest.raises(KernelError, match="no native kernel for torch.float16 on cpu"):
+    with pytest.raises(KernelError, match=r"no native kernel for torch\.float16 on cpu"):
         native.serves(torch.ones(1, dtype=torch.float16))
     with pytest.raises(KernelError, match="has no ph_nothing: reinstall"):
         native.serves(torch.ones(1), op="ph_nothing")

@@ -191,7 +191,7 @@ def test_wrong_arguments(make_block: MakeBlock) -> None:
         aggregate(block, h, edge_weight=torch.ones(5))
     with pytest.raises(InputError, match=r"dst_scale must have shape \[3\], got \[3, 1\]"):
         aggregate(block, h, dst_scale=torch.ones(3, 1))
-    with pytest.raises(InputError, match="rows must be int64, got torch.int32"):
+    with pytest.raises(InputError, match=r"rows must be int64, got torch\.int32"):
         spmm(block.indptr, block.indices, h, num_src=5, rows=torch.zeros(5, dtype=torch.int32))
     with pytest.raises(InputError, match=r"destinations 3 \.\. 6 exceed the 5 source rows"):
         spmm(block.indptr, block.indices, h, num_src=5, dst_start=3, self_scale=torch.ones(3))

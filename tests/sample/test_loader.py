@@ -8,12 +8,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 
 from polyhop.errors import ConfigError, InputError
-from polyhop.graph import Graph, SparseRows
+from polyhop.graph import DenseFeatures, Graph, SparseRows
+from polyhop.nn import GraphSAGE
 from polyhop.sample import Loaded, NeighborLoader
 
 MakeGraph = Callable[..., Graph]
@@ -186,3 +188,26 @@ def test_another_process_loads_the_same(kernels: str) -> None:
     env = {**os.environ, "POLYHOP_KERNELS": kernels}
     out = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     assert out.stdout.strip() == digest()
+
+
+def test_rows_read_in_place_give_what_gathered_rows_give(make_graph: MakeGraph) -> None:
+    graph = make_graph(200)
+    assert isinstance(graph.x, DenseFeatures)
+    torch.manual_seed(0)
+    model = GraphSAGE(graph.num_features, 8, num_layers=2, out_channels=3)
+    gathered = NeighborLoader(graph, [3, 2], batch_size=16)
+    in_place = NeighborLoader(graph, [3, 2], batch_size=16, in_place=True)
+    for a, b in zip(gathered.batches(0), in_place.batches(0), strict=True):
+        assert b.x is graph.x.values
+        rows = b.batch.blocks[0].rows
+        assert rows is not None
+        assert torch.equal(rows, a.batch.input_ids)
+        torch.testing.assert_close(model(a.x, a.batch.blocks), model(b.x, b.batch.blocks), rtol=0, atol=0)
+
+
+def test_in_place_gathers_where_the_features_are_not_one_float_matrix(make_graph: MakeGraph) -> None:
+    plain = make_graph(200)
+    graph = replace(plain, x=DenseFeatures(plain.x.all().to(torch.bfloat16)))
+    loaded = next(NeighborLoader(graph, [3], batch_size=16, in_place=True, num_workers=0).batches(0))
+    assert loaded.batch.blocks[0].rows is None
+    assert loaded.x.shape[0] == loaded.batch.input_ids.numel()

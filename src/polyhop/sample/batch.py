@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -31,6 +31,11 @@ class MiniBatch:
     def num_edges(self) -> int:
         """Edges of all layers together."""
         return sum(block.num_edges for block in self.blocks)
+
+    def from_pool(self) -> MiniBatch:
+        """The same, its input rows to be read from a pool of all nodes' rows instead of gathered ones."""
+        first = replace(self.blocks[0], rows=self.input_ids)
+        return replace(self, blocks=(first, *self.blocks[1:]))
 
     def to(self, device: torch.device | str) -> MiniBatch:
         """This mini-batch on another device."""

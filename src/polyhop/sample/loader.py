@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from polyhop.errors import ConfigError, InputError
-from polyhop.graph.features import SparseRows
+from polyhop.graph.features import DenseFeatures, SparseRows
 from polyhop.graph.graph import Graph
 from polyhop.kernels import Key, Purpose, gather_rows, random_u32
 from polyhop.sample.ahead import ahead
@@ -33,7 +33,7 @@ class Loaded:
     batch: MiniBatch
     x: (
         Tensor | SparseRows | None
-    )  # float [S, F]: rows of batch.input_ids; None without features or with gather=False
+    )  # float [S, F]: rows of batch.input_ids, or the pool [N, F] (in_place); None without features or with gather=False
     y: Tensor | None  # int64 [B], or float32 [B, C] for multi-label: labels of batch.seeds
 
 
@@ -42,6 +42,8 @@ class NeighborLoader:
 
     ``num_neighbors``: fan-outs from the seeds outward, -1 = all. The order of an epoch is a pure function of (seed, epoch),
     its mini-batches of (seed, epoch, step). ``num_workers`` threads work ahead; 0 works inside the caller's ``next``.
+    ``in_place``: where the features are one float matrix in memory, x is that matrix and the first block's ``rows`` say
+    which rows its sources are, so that the first layer reads them where they lie; elsewhere rows are gathered as usual.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class NeighborLoader:
         num_workers: int = 1,
         prefetch: int = 2,
         gather: bool = True,
+        in_place: bool = False,
         method: str = "uniform",
         trace: Trace = NO_TRACE,
     ) -> None:
@@ -70,6 +73,7 @@ class NeighborLoader:
             prefetch,
             gather,
         )
+        self.pool = _pool(graph) if in_place else None
         self.sampler = NeighbourSampler(graph, num_neighbors, seed=seed, method=method)
         self.input_nodes = _input_nodes(graph, input_nodes)
         self.trace = trace
@@ -106,11 +110,23 @@ class NeighborLoader:
             batch = self.sampler.sample(seeds, epoch, step)
         with self.trace.span("load", epoch=epoch, step=step):
             graph = self.graph
-            x = graph.x.gather(batch.input_ids) if self.gather and graph.x is not None else None
+            x: Tensor | SparseRows | None = self.pool
+            if x is not None:
+                batch = batch.from_pool()
+            elif self.gather and graph.x is not None:
+                x = graph.x.gather(batch.input_ids)
             if graph.y is None:
                 return Loaded(batch, x, None)
             is_matrix = graph.y.dim() == 2 and graph.y.is_floating_point()
             return Loaded(batch, x, gather_rows(graph.y, seeds) if is_matrix else graph.y[seeds])
+
+
+def _pool(graph: Graph) -> Tensor | None:
+    """The features as a pool that a first layer can read: float32 or float64, unscaled, in memory."""
+    x = graph.x
+    if not isinstance(x, DenseFeatures) or x.scale is not None or x.is_mapped:
+        return None
+    return x.values if x.values.dtype in (torch.float32, torch.float64) else None
 
 
 def _at_least(name: str, value: int, least: int) -> None:

@@ -15,8 +15,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from polyhop.errors import ConfigError, UnsupportedError
-from polyhop.graph import Graph
+from polyhop.graph import DenseFeatures, Graph
 from polyhop.kernels.keys import Key
+from polyhop.nn.model import Model
 from polyhop.sample import Loaded, NeighborLoader
 from polyhop.strategies.step import Loss, Step, WholeGraph, as_layered, forward_of
 from polyhop.trace import NO_TRACE, Trace
@@ -75,10 +76,18 @@ def build(
         seed=config.seed,
         num_workers=config.num_workers,
         prefetch=config.prefetch,
+        in_place=_reads_pool(model, whole),
         method=config.sampler,
         trace=trace,
     )
     return _MiniBatch(model, loader, whole, loss, terms_per_row)
+
+
+def _reads_pool(model: nn.Module, whole: WholeGraph) -> bool:
+    """Whether input rows can be read where they lie: our models take a pool; another device or dtype needs copies."""
+    placement, x = whole.placement, whole.graph.x
+    is_as_stored = isinstance(x, DenseFeatures) and x.values.dtype == placement.dtype
+    return isinstance(model, Model) and placement.device.type == "cpu" and is_as_stored
 
 
 class _Stateless:
