@@ -46,23 +46,17 @@ struct SumOf<double> {
 template <class T>
 using Sum = typename SumOf<T>::type;
 
-template <class A>
-struct VecOf;
-template <>
-struct VecOf<float> {
-  typedef float type __attribute__((vector_size(kVectorBytes)));
+// N values of A; Vec<A> fills a register.
+template <class A, int N>
+struct ShortVecOf {
+  typedef A type __attribute__((vector_size(N * sizeof(A))));
 };
-template <>
-struct VecOf<double> {
-  typedef double type __attribute__((vector_size(kVectorBytes)));
-};
+template <class A, int N>
+using ShortVec = typename ShortVecOf<A, N>::type;
 template <class A>
-using Vec = typename VecOf<A>::type;
+using Vec = ShortVec<A, kVectorBytes / int(sizeof(A))>;
 template <class T>
 constexpr int kLanes = kVectorBytes / int(sizeof(Sum<T>));
-
-typedef uint32_t VecU32 __attribute__((vector_size(kVectorBytes)));
-typedef uint16_t VecU16 __attribute__((vector_size(kVectorBytes / 2)));
 
 inline float to_sum(float v) { return v; }
 inline double to_sum(double v) { return v; }
@@ -83,34 +77,54 @@ inline void put(bf16* at, float v) {  // to nearest, ties to even, as torch roun
   at->bits = v != v ? 0x7FC0 : uint16_t((wide + 0x7FFF + ((wide >> 16) & 1)) >> 16);
 }
 
-inline Vec<float> load(const float* at) {
-  Vec<float> v;
+template <int N>
+inline ShortVec<float, N> load_n(const float* at) {
+  ShortVec<float, N> v;
   std::memcpy(&v, at, sizeof v);
   return v;
 }
-inline Vec<double> load(const double* at) {
-  Vec<double> v;
+template <int N>
+inline ShortVec<double, N> load_n(const double* at) {
+  ShortVec<double, N> v;
   std::memcpy(&v, at, sizeof v);
   return v;
 }
-inline Vec<float> load(const bf16* at) {
-  VecU16 narrow;
+template <int N>
+inline ShortVec<float, N> load_n(const bf16* at) {
+  ShortVec<uint16_t, N> narrow;
   std::memcpy(&narrow, at, sizeof narrow);
-  const VecU32 wide = __builtin_convertvector(narrow, VecU32) << 16;
-  Vec<float> v;
+  const auto wide = __builtin_convertvector(narrow, ShortVec<uint32_t, N>) << 16;
+  ShortVec<float, N> v;
   std::memcpy(&v, &wide, sizeof v);
   return v;
 }
 
-inline void store(float* at, Vec<float> v) { std::memcpy(at, &v, sizeof v); }
-inline void store(double* at, Vec<double> v) { std::memcpy(at, &v, sizeof v); }
-inline void store(bf16* at, Vec<float> v) {
-  VecU32 wide;
+template <int N>
+inline void store_n(float* at, ShortVec<float, N> v) {
+  std::memcpy(at, &v, sizeof v);
+}
+template <int N>
+inline void store_n(double* at, ShortVec<double, N> v) {
+  std::memcpy(at, &v, sizeof v);
+}
+template <int N>
+inline void store_n(bf16* at, ShortVec<float, N> v) {
+  using Wide = ShortVec<uint32_t, N>;
+  Wide wide;
   std::memcpy(&wide, &v, sizeof v);
-  const VecU32 rounded = (wide + 0x7FFF + ((wide >> 16) & 1)) >> 16;
-  const VecU32 is_nan = (VecU32)(v != v);
-  const VecU16 narrow = __builtin_convertvector((rounded & ~is_nan) | (is_nan & 0x7FC0), VecU16);
+  const Wide rounded = (wide + 0x7FFF + ((wide >> 16) & 1)) >> 16;
+  const Wide is_nan = (Wide)(v != v);
+  const auto narrow = __builtin_convertvector((rounded & ~is_nan) | (is_nan & 0x7FC0), ShortVec<uint16_t, N>);
   std::memcpy(at, &narrow, sizeof narrow);
+}
+
+template <class T>
+inline Vec<Sum<T>> load(const T* at) {
+  return load_n<kLanes<T>>(at);
+}
+template <class T>
+inline void store(T* at, Vec<Sum<T>> v) {
+  store_n<kLanes<T>>(at, v);
 }
 
 // The first n < lanes values; the other lanes are 0 and their memory is not touched.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
 
 # One thread unless told: two threads that wait for each other on a busy machine make tiny graphs slow.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell starts background commands with Ctrl-C ignored, which children inherit: the tests of Ctrl-C need it back.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parents[1]
 

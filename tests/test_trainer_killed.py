@@ -83,7 +83,7 @@ def test_killed_at_random_moments(tmp_path: Path, mode: str) -> None:
     seed = random.SystemRandom().randrange(2**31)
     environment = {
         **os.environ,
-        "PYTHONPATH": str(Path(__file__).parent),
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
         "OMP_NUM_THREADS": "1",
         "PYTHONWARNINGS": "ignore",
     }
@@ -109,7 +109,10 @@ except Interrupted as error:
     print(error, file=sys.stderr)
     sys.exit(143)
 """
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
+    }
     child = subprocess.Popen(
         [sys.executable, "-c", code],
         stdout=subprocess.PIPE,

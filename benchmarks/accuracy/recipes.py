@@ -1,7 +1,7 @@
 """What is trained: hyper-parameters of each model on each graph, the same for both sides, and the published figures.
 
 Citation graphs: row-normalised features, public split, settings of the papers (GCN: Kipf & Welling; GAT: Veličković
-et al.; GCNII: Chen et al., at 8 layers of 64, held against the paper's table of means by depth). GraphSAGE with mean
+et al.; GCNII: Chen et al., at 8 layers of 64 (pubmed 4), held against the paper's means by depth). GraphSAGE with mean
 aggregation has no published figure on the public splits (DGL's example uses its "gcn" aggregator): it is only paired.
 """
 
@@ -25,7 +25,7 @@ PUBLISHED = {
     ("GAT", "pubmed"): 79.0,
     ("GCNII", "cora"): 84.2,
     ("GCNII", "citeseer"): 70.6,
-    ("GCNII", "pubmed"): 79.3,
+    ("GCNII", "pubmed"): 78.8,
 }
 
 
@@ -43,6 +43,7 @@ class Recipe:
     epochs: int = 200
     patience: int = 100  # epochs without a better validation score
     eval_every: int = 1
+    selects_by_loss: bool = False  # keep the epoch of the lowest validation loss, not of the best score
     normalises_rows: bool = False
     options: dict[str, Any] = field(default_factory=dict)  # further arguments of both sides' models
 
@@ -60,7 +61,16 @@ _CITATION = {
         normalises_rows=True,
         options={"heads": 8, "act": "elu"},
     ),
-    "GCNII": Recipe(64, 8, dropout=0.6, decay_first=0.01, epochs=300, eval_every=2, normalises_rows=True),
+    "GCNII": Recipe(
+        64,
+        8,
+        dropout=0.6,
+        decay_first=0.01,
+        epochs=400,
+        eval_every=2,
+        selects_by_loss=True,
+        normalises_rows=True,
+    ),
 }
 _OTHER = {
     "GCN": Recipe(64, decay_first=5e-5, decay_rest=5e-5, epochs=120, eval_every=2),
@@ -80,15 +90,15 @@ _OTHER = {
 
 def recipe(model: str, graph: str) -> Recipe:
     """The settings both sides train with."""
-    if graph not in CITATION:
-        return _OTHER[model]
-    found = _CITATION[model]
+    found = (_CITATION if graph in CITATION else _OTHER)[model]
     if graph == "pubmed" and model == "GAT":
-        return replace(found, lr=0.01, decay_first=1e-3, decay_rest=1e-3, epochs=200)
-    if model == "GCNII" and graph != "cora":
-        return replace(
-            found,
-            dropout=0.7 if graph == "citeseer" else 0.5,
-            decay_first={"citeseer": 0.01, "pubmed": 5e-4}[graph],
-        )
+        return replace(found, lr=0.01, decay_first=1e-3, decay_rest=1e-3, epochs=150)
+    if graph == "pubmed" and model == "GCNII":
+        return replace(found, num_layers=4, dropout=0.5, decay_first=5e-4, epochs=250)
+    if graph == "citeseer" and model == "GCNII":
+        return replace(found, dropout=0.7)
+    if (
+        graph == "amazon-computers" and model != "GCNII"
+    ):  # 270 of its 767 binary features are set: hidden rows need a norm
+        return replace(found, epochs=60, options={**found.options, "norm": "batch_norm"})
     return found

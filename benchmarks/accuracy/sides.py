@@ -98,8 +98,8 @@ def _theirs(graph: Graph, name: str, recipe: Recipe) -> tuple[nn.Module, Any]:
         return model, pyg_side.normalised(graph, "csr")[0]
     kind = getattr(pyg_nn, name)
     if name == "GCN":
-        arguments["normalize"] = False
-        return kind(graph.num_features, recipe.hidden, **arguments), pyg_side.normalised(graph, "csr")[0]
+        model = kind(graph.num_features, recipe.hidden, normalize=False, **arguments, **recipe.options)
+        return model, pyg_side.normalised(graph, "csr")[0]
     model = kind(graph.num_features, recipe.hidden, **arguments, **recipe.options)
     if name == "GraphSAGE":
         ones = torch.ones(graph.num_edges)

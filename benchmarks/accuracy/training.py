@@ -57,7 +57,8 @@ def _train(side: Side, graph: Graph, settings: Recipe) -> float:
             out = logits()
         score = _score(out[val], graph.y[val], graph.metric)
         loss = float(functional.cross_entropy(out[val], graph.y[val]))
-        if score > best or (score == best and loss < best_loss):
+        is_better = score > best or (score == best and loss < best_loss)
+        if loss < best_loss if settings.selects_by_loss else is_better:
             best, best_loss, best_epoch = score, loss, epoch
             best_test = _score(out[test], graph.y[test], graph.metric)
         elif epoch - best_epoch > settings.patience:

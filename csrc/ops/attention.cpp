@@ -5,6 +5,7 @@
 // <grad_i, x_j>, the gradient of x_j and of a_src[j]; each edge's score gradient goes to a scratch row that a second,
 // sequential pass sums into a_dst. Nothing is added atomically.
 #include <algorithm>
+#include <type_traits>
 #include <vector>
 
 #include "exp.h"
@@ -12,6 +13,8 @@
 #include "philox_many.h"
 #include "ranges.h"
 #include "simd.h"
+
+#pragma GCC diagnostic ignored "-Wpsabi"  // wide vectors pass between functions of this file only
 
 #define PH_COMMON_ARGS                                                                                               \
   int64_t wide, int64_t num_dst, int64_t num_src, int64_t dst_start, const void *x, int64_t type, int64_t heads,      \
@@ -48,8 +51,12 @@ struct Common {
 
   int64_t width() const { return heads * channels; }
   uint64_t id(int64_t s) const { return uint64_t(src_ids ? src_ids[s] : s); }
-  A leaky(A z) const { return z > A(0) ? z : slope * z; }
 };
+
+template <class V, class A>
+inline V leaky(V z, A slope) {
+  return z > A(0) ? z : slope * z;
+}
 
 // Multiplies weight[k * heads + h] by 0 or the kept scale, for n edges with the given endpoints.
 template <class T>
@@ -93,15 +100,20 @@ struct Edges {
   }
 };
 
-// `H` heads of `V` vectors each, sums in registers: to = (Add ? to : 0) + sum_k weight[k] * x[source[k]].
-template <bool Add, class T, class I, class O, int H, int V>
+// `H` heads of `V` vectors of `L` values each, sums in registers: to = (Add ? to : 0) + sum_k weight[k] * x[source[k]].
+template <bool Add, class T, class I, class O, int H, int V, int L>
 void sum_tile(const T* x, int64_t width, const Edges<I>& edges, const Sum<T>* weight, int64_t heads, O* to) {
   using A = Sum<T>;
-  constexpr int L = kLanes<T>, kLines = H * V * L * int(sizeof(T)) / 64;
-  const Vec<A> zero = {};
-  Vec<A> sum[H * V];
+  constexpr int kLines = H * V * L * int(sizeof(T)) / 64;
+  const ShortVec<A, L> zero = {};
+  ShortVec<A, L> sum[H * V];
 #pragma GCC unroll 16
-  for (int v = 0; v < H * V; ++v) sum[v] = Add ? load(to + v * L) : zero;
+  for (int v = 0; v < H * V; ++v) {
+    if constexpr (Add)
+      sum[v] = load_n<L>(to + v * L);
+    else
+      sum[v] = zero;
+  }
   for (int64_t k = 0; k < edges.n; ++k) {
     edges.ask(k, x, width, std::max(kLines, 1));
     const T* from = x + edges.source[k] * width;
@@ -109,11 +121,11 @@ void sum_tile(const T* x, int64_t width, const Edges<I>& edges, const Sum<T>* we
 #pragma GCC unroll 16
     for (int h = 0; h < H; ++h) {
 #pragma GCC unroll 16
-      for (int v = 0; v < V; ++v) sum[h * V + v] += w[h] * load(from + (h * V + v) * L);
+      for (int v = 0; v < V; ++v) sum[h * V + v] += w[h] * load_n<L>(from + (h * V + v) * L);
     }
   }
 #pragma GCC unroll 16
-  for (int v = 0; v < H * V; ++v) store(to + v * L, sum[v]);
+  for (int v = 0; v < H * V; ++v) store_n<L>(to + v * L, sum[v]);
 }
 
 #if defined(__AVX512F__)
@@ -122,15 +134,15 @@ constexpr int kTile = 16;
 constexpr int kTile = 8;
 #endif
 
-template <bool Add, class T, class I, class O, int V>
+template <bool Add, int V, int L, class T, class I, class O>
 void sum_heads(const T* x, int64_t width, const Edges<I>& edges, const Sum<T>* weight, int64_t heads, O* to) {
-  constexpr int64_t C = V * kLanes<T>;
+  constexpr int64_t C = V * L;
   int64_t h = 0;
   const auto step = [&](auto count) {
     constexpr int H = decltype(count)::value;
     if constexpr (H * V <= kTile)
       for (; h + H <= heads; h += H)
-        sum_tile<Add, T, I, O, H, V>(x + h * C, width, edges, weight + h, heads, to + h * C);
+        sum_tile<Add, T, I, O, H, V, L>(x + h * C, width, edges, weight + h, heads, to + h * C);
   };
   step(std::integral_constant<int, 16>());
   step(std::integral_constant<int, 8>());
@@ -142,16 +154,20 @@ void sum_heads(const T* x, int64_t width, const Edges<I>& edges, const Sum<T>* w
 // to = (Add ? to : 0) + sum_k weight[k] * x[source[k]], each head with its own weight, k ascending. False: no tile fits.
 template <bool Add, class T, class I, class O>
 bool sum_by_tiles(const T* x, int64_t heads, int64_t channels, const Edges<I>& edges, const Sum<T>* weight, O* to) {
-  constexpr int64_t L = kLanes<T>;
+  constexpr int L = kLanes<T>;
   const int64_t width = heads * channels;
-  if (channels == L)
-    sum_heads<Add, T, I, O, 1>(x, width, edges, weight, heads, to);
+  if (channels == L / 2)
+    sum_heads<Add, 1, L / 2>(x, width, edges, weight, heads, to);
+  else if (channels == L)
+    sum_heads<Add, 1, L>(x, width, edges, weight, heads, to);
   else if (channels == 2 * L)
-    sum_heads<Add, T, I, O, 2>(x, width, edges, weight, heads, to);
+    sum_heads<Add, 2, L>(x, width, edges, weight, heads, to);
   else if (channels == 4 * L)
-    sum_heads<Add, T, I, O, 4>(x, width, edges, weight, heads, to);
+    sum_heads<Add, 4, L>(x, width, edges, weight, heads, to);
   else if (channels == 8 * L)
-    sum_heads<Add, T, I, O, 8>(x, width, edges, weight, heads, to);
+    sum_heads<Add, 8, L>(x, width, edges, weight, heads, to);
+  else if (kTile >= 16 && channels == 16 * L)
+    sum_heads<Add, kTile, L>(x, width, edges, weight, heads, to);
   else
     return false;
   return true;
@@ -169,39 +185,65 @@ void sum_by_rows(const T* x, int64_t heads, int64_t channels, const Edges<I>& ed
   }
 }
 
-// Calls f with the number of heads as a constant where it is a usual one (loops over heads become vectors), else 0.
+// Calls f with the number of heads as a constant where it is a usual one, else with 1 and the caller loops over heads.
 template <class F>
 void with_heads(int64_t heads, const F& f) {
   switch (heads) {
-    case 1: return f(std::integral_constant<int, 1>());
     case 2: return f(std::integral_constant<int, 2>());
     case 4: return f(std::integral_constant<int, 4>());
     case 8: return f(std::integral_constant<int, 8>());
-    default: return f(std::integral_constant<int, 0>());
+    default: return f(std::integral_constant<int, 1>());
   }
 }
 
-// weight [n, H] = softmax over the n edges; top and inverse [H] are kept for the backward pass.
-template <int Heads, class T>
-void softmax(const Common<T>& t, const int64_t* source, int64_t n, const Sum<T>* a_dst, Sum<T>* weight, Sum<T>* top,
-             Sum<T>* inverse) {
+// One value per head: a vector of H lanes, so that a usual number of heads costs little more than one.
+template <class A, int H>
+using Heads = std::conditional_t<H == 1, A, ShortVec<A, H>>;
+template <int H, class A>
+inline Heads<A, H> heads_at(const A* at) {
+  Heads<A, H> v;
+  std::memcpy(&v, at, sizeof v);
+  return v;
+}
+template <class A, class V>
+inline void put_heads(A* at, V v) {
+  std::memcpy(at, &v, sizeof v);
+}
+template <class V>
+inline V larger(V a, V b) {
+  return a > b ? a : b;
+}
+
+// weight[k, first .. first + H) = score less the largest score of the n edges, which goes to top.
+template <int H, class T>
+void scores(const Common<T>& t, const int64_t* source, int64_t n, int64_t i, int64_t first, Sum<T>* weight,
+            Sum<T>* top) {
   using A = Sum<T>;
-  const int64_t H = Heads ? Heads : t.heads;
+  using V = Heads<A, H>;
+  const int64_t stride = t.heads;
+  weight += first;
+  const V a_dst = heads_at<H>(t.a_dst + i * stride + first);
+  V most = {};
   for (int64_t k = 0; k < n; ++k) {
-    const A* a_src = t.a_src + source[k] * H;
-    for (int64_t h = 0; h < H; ++h) weight[k * H + h] = t.leaky(a_src[h] + a_dst[h]);
+    const V z = heads_at<H>(t.a_src + source[k] * stride + first) + a_dst;
+    const V score = leaky(z, t.slope);
+    most = k == 0 ? score : larger(score, most);
+    put_heads(weight + k * stride, score);
   }
-  for (int64_t h = 0; h < H; ++h) top[h] = weight[h], inverse[h] = A(0);
-  for (int64_t k = 1; k < n; ++k)
-    for (int64_t h = 0; h < H; ++h) top[h] = weight[k * H + h] > top[h] ? weight[k * H + h] : top[h];
-  for (int64_t k = 0; k < n; ++k)
-    for (int64_t h = 0; h < H; ++h) weight[k * H + h] -= top[h];
-  exp_all(weight, n * H);
-  for (int64_t k = 0; k < n; ++k)
-    for (int64_t h = 0; h < H; ++h) inverse[h] += weight[k * H + h];
-  for (int64_t h = 0; h < H; ++h) inverse[h] = A(1) / inverse[h];
-  for (int64_t k = 0; k < n; ++k)
-    for (int64_t h = 0; h < H; ++h) weight[k * H + h] *= inverse[h];
+  for (int64_t k = 0; k < n; ++k) put_heads(weight + k * stride, heads_at<H>(weight + k * stride) - most);
+  put_heads(top + first, most);
+}
+
+// weight[k, first .. first + H) over its sum.
+template <int H, class A>
+void normalise(int64_t n, int64_t stride, int64_t first, A* weight, A* inverse) {
+  using V = Heads<A, H>;
+  weight += first;
+  V sum = {};
+  for (int64_t k = 0; k < n; ++k) sum += heads_at<H>(weight + k * stride);
+  const V one_over = A(1) / sum;
+  for (int64_t k = 0; k < n; ++k) put_heads(weight + k * stride, heads_at<H>(weight + k * stride) * one_over);
+  put_heads(inverse + first, one_over);
 }
 
 template <class T, class I>
@@ -227,8 +269,11 @@ void one_destination(const Common<T>& t, const I* indices, int64_t begin, int64_
     std::memset(static_cast<void*>(out), 0, size_t(t.width()) * sizeof(T));
     return;
   }
-  with_heads(H, [&](auto heads) {
-    softmax<decltype(heads)::value>(t, s.source.data(), n, t.a_dst + i * H, weight, top, inverse);
+  with_heads(H, [&](auto together) {
+    constexpr int N = decltype(together)::value;
+    for (int64_t h = 0; h < H; h += N) scores<N>(t, s.source.data(), n, i, h, weight, top);
+    exp_all(weight, n * H);
+    for (int64_t h = 0; h < H; h += N) normalise<N>(n, H, h, weight, inverse);
   });
   if (t.keys) {
     s.src_id.resize(size_t(n));
@@ -288,36 +333,54 @@ struct Backward {
   }
 
   // n <= kGroup edges from source s to the given destinations; adds to sum (gradient of x) and src (of a_src).
-  template <int Heads>
   void group(int64_t s, const int64_t* dst, A* const* slot, int64_t n, A* weight, A* kept, A* sum, A* src) const {
-    const int64_t H = Heads ? Heads : t.heads, C = t.channels, width = t.width();
-    const A* a_src = t.a_src + s * H;
-    for (int64_t k = 0; k < n; ++k) {
-      const A* fact = facts + dst[k] * 4 * H;
-      for (int64_t h = 0; h < H; ++h) weight[k * H + h] = t.leaky(a_src[h] + fact[h]) - fact[H + h];
-    }
-    exp_all(weight, n * H);
+    const int64_t H = t.heads, C = t.channels, width = t.width();
+    const T* x = t.x + s * width;
+    for (int64_t k = 0; k < n; ++k)
+      for (int64_t h = 0; h < H; ++h) slot[k][h] = dot(grad + dst[k] * width + h * C, x + h * C, C);
     std::fill(kept, kept + n * H, A(1));
     if (t.keys) {
       uint64_t src_id[kGroup], dst_id[kGroup];
       for (int64_t k = 0; k < n; ++k) src_id[k] = t.id(s), dst_id[k] = t.id(dst[k] + t.dst_start);
       mask(t, dst_id, src_id, n, kept);
     }
-    const T* x = t.x + s * width;
-    for (int64_t k = 0; k < n; ++k) {
-      const A* fact = facts + dst[k] * 4 * H;
-      const T* g = grad + dst[k] * width;
-      A *w = weight + k * H, *keep = kept + k * H, *to = slot[k];
-      for (int64_t h = 0; h < H; ++h) to[h] = dot(g + h * C, x + h * C, C);
-      for (int64_t h = 0; h < H; ++h) {
-        const A share = w[h] * fact[2 * H + h], push = share * (to[h] * keep[h] - fact[3 * H + h]);
-        to[h] = a_src[h] + fact[h] > A(0) ? push : t.slope * push;
-        w[h] = share * keep[h];
-      }
-      for (int64_t h = 0; h < H; ++h) src[h] += to[h];
-    }
+    with_heads(H, [&](auto together) {
+      constexpr int N = decltype(together)::value;
+      for (int64_t h = 0; h < H; h += N) exponents<N>(s, dst, n, h, weight);
+      exp_all(weight, n * H);
+      for (int64_t h = 0; h < H; h += N) pushes<N>(s, dst, slot, n, h, weight, kept, src);
+    });
     const Edges<I> edges{dst, n, nullptr, 0};
     if (!sum_by_tiles<true>(grad, H, C, edges, weight, sum)) sum_by_rows(grad, H, C, edges, weight, sum);
+  }
+
+  template <int N>
+  void exponents(int64_t s, const int64_t* dst, int64_t n, int64_t h, A* weight) const {
+    const int64_t H = t.heads;
+    const auto a_src = heads_at<N>(t.a_src + s * H + h);
+    for (int64_t k = 0; k < n; ++k) {
+      const A* fact = facts + dst[k] * 4 * H + h;
+      put_heads(weight + k * H + h, leaky(a_src + heads_at<N>(fact), t.slope) - heads_at<N>(fact + H));
+    }
+  }
+
+  // Turns each slot from <grad, x> into the score's gradient, and each weight into what multiplies grad.
+  template <int N>
+  void pushes(int64_t s, const int64_t* dst, A* const* slot, int64_t n, int64_t h, A* weight, const A* kept,
+              A* src) const {
+    const int64_t H = t.heads;
+    const auto a_src = heads_at<N>(t.a_src + s * H + h);
+    auto total = heads_at<N>(src + h);
+    for (int64_t k = 0; k < n; ++k) {
+      const A* fact = facts + dst[k] * 4 * H + h;
+      const auto share = heads_at<N>(weight + k * H + h) * heads_at<N>(fact + 2 * H), keep = heads_at<N>(kept + k * H + h);
+      const auto push = share * (heads_at<N>(slot[k] + h) * keep - heads_at<N>(fact + 3 * H));
+      const auto score = a_src + heads_at<N>(fact) > A(0) ? push : t.slope * push;
+      put_heads(slot[k] + h, score);
+      put_heads(weight + k * H + h, share * keep);
+      total += score;
+    }
+    put_heads(src + h, total);
   }
 
   void sources(int threads) const {
@@ -327,7 +390,6 @@ struct Backward {
     const int64_t grain = std::max<int64_t>(64, (int64_t(1) << 20) / width);
     const int fact_lines = lines_of(4 * H * int64_t(sizeof(A))), row_lines = lines_of(width * int64_t(sizeof(T)));
     for_rows(t_indptr, t.num_src, grain, threads, [&](int64_t begin, int64_t end) {
-      const auto run = [&](auto... args) { with_heads(H, [&](auto heads) { group<decltype(heads)::value>(args...); }); };
       std::vector<A> weight(size_t(kGroup * H)), kept(size_t(kGroup * H)), sum(static_cast<size_t>(width));
       int64_t dst[kGroup];
       A* slot[kGroup];
@@ -352,10 +414,10 @@ struct Backward {
             prefetch(facts + soon * 4 * H, fact_lines);
             prefetch(grad + soon * width, row_lines);
           }
-          if (++n == kGroup) run(s, dst, slot, n, weight.data(), kept.data(), sum.data(), src), n = 0;
+          if (++n == kGroup) group(s, dst, slot, n, weight.data(), kept.data(), sum.data(), src), n = 0;
         }
         if (has_own) dst[n] = own, slot[n] = own_grad + own * H, ++n;
-        if (n) run(s, dst, slot, n, weight.data(), kept.data(), sum.data(), src);
+        if (n) group(s, dst, slot, n, weight.data(), kept.data(), sum.data(), src);
         for (int64_t c = 0; c < width; ++c) put(x_grad + s * width + c, sum[size_t(c)]);
       }
     });

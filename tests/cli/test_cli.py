@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -154,6 +155,6 @@ def test_plain_ascii_terminals_are_noticed() -> None:
             capture_output=True,
             text=True,
             check=True,
-            env={"PYTHONIOENCODING": encoding},
+            env={"PYTHONIOENCODING": encoding, "PYTHONPATH": os.environ.get("PYTHONPATH", "")},
         )
         assert run.stdout == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,14 @@ def test_missing_library_says_how_to_fix(polyhop, monkeypatch: pytest.MonkeyPatc
     assert "no native library" in hints
     assert "pip install --force-reinstall" in hints
     assert "999 threads on" in hints
+
+
+def test_works_without_torch(polyhop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    shown = polyhop("env", "--json")
+    assert shown.code == 0, shown.err
+    assert shown.json["kernels"]["cpu"] == "none"
+    assert any("pip install torch" in hint for hint in shown.json["hints"])
 
 
 def test_slow_instruction_set_is_told(polyhop, monkeypatch: pytest.MonkeyPatch) -> None:

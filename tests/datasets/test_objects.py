@@ -70,6 +70,7 @@ def test_pyg_without_features_or_labels() -> None:
     assert (graph.num_nodes, graph.x, graph.y) == (6, None, None)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse")  # torch's own, on its older releases
 def test_pyg_sparse_adjacency() -> None:
     adj_t = torch.sparse_coo_tensor(EDGES.flip(0), torch.ones(4), (4, 4), check_invariants=True)
     graph = from_object(SimpleNamespace(adj_t=adj_t, x=X, y=Y))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import unicodedata
 
 import pytest
 
@@ -18,12 +19,28 @@ def test_rising_line_rises() -> None:
     assert [row.ljust(10).index("*") for row in rows] == list(range(9, -1, -1))
 
 
-def test_braille_dots_match_the_ascii_drawing() -> None:
-    rows = plot_rows(curve([(0, 1), (1, 0)], width=2, height=2), "│")
-    dots = sum(
-        bin(ord(character) - 0x2800).count("1") for row in rows for character in row if character != " "
-    )
-    assert dots == 8  # one dot per braille row of a falling line, two characters high
+# Where Unicode puts each numbered dot of a braille character: (row, column).
+DOT = {"1": (0, 0), "2": (1, 0), "3": (2, 0), "4": (0, 1), "5": (1, 1), "6": (2, 1), "7": (3, 0), "8": (3, 1)}
+
+
+def braille_dots(rows: list[str]) -> set[tuple[int, int]]:
+    """(row, column) of every dot, read off the characters' names."""
+    dots = set()
+    for row, text in enumerate(rows):
+        for column, character in enumerate(text):
+            numbers = "" if character == " " else unicodedata.name(character).rpartition("-")[2]
+            dots |= {(4 * row + DOT[n][0], 2 * column + DOT[n][1]) for n in numbers}
+    return dots
+
+
+def test_braille_dots_are_the_ascii_drawing_at_eight_times_the_detail() -> None:
+    points = [(float(x), math.sin(x / 5) * x) for x in range(40)]
+    coarse = plot_rows(curve(points, width=12, height=5), "│")
+    fine = plot_rows(curve(points, width=24, height=20, ascii=True), "|")
+    stars = {
+        (row, column) for row, text in enumerate(fine) for column, mark in enumerate(text) if mark == "*"
+    }
+    assert braille_dots(coarse) == stars
 
 
 def test_axes_say_the_range() -> None:

@@ -67,10 +67,6 @@ def command(
 
 def _facts() -> dict[str, Any]:
     """Everything the command knows, as JSON values."""
-    import torch
-
-    from polyhop.kernels import native
-
     extras = {name: _version(package) for name, package in _EXTRAS.items()}
     facts: dict[str, Any] = {
         "polyhop": __version__,
@@ -81,9 +77,7 @@ def _facts() -> dict[str, Any]:
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
             **_memory(),
         },
-        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-        "kernels": native.status(),
-        "torch_threads": torch.get_num_threads(),
+        **_compute(),
         "packages": {name: _version(name) for name in _NEEDED},
         "extras": extras,
         "settings": {
@@ -92,6 +86,20 @@ def _facts() -> dict[str, Any]:
         "data": _data(),
     }
     return facts | {"hints": _hints(facts)}
+
+
+def _compute() -> dict[str, Any]:
+    """GPUs and kernels, as far as they can be known: this command is for broken installations too."""
+    try:
+        import torch
+    except ImportError as error:
+        why = f"torch does not load: {error}"
+        nothing = {"mode": "auto", "cpu": "none", "cuda": "none", "library": why, "threads": "0"}
+        return {"gpus": [], "kernels": nothing}
+    from polyhop.kernels import native
+
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {"gpus": names, "kernels": native.status()}
 
 
 def _version(package: str) -> str | None:
@@ -131,15 +139,17 @@ def _hints(facts: dict[str, Any]) -> list[str]:
     """What could be better here, and what to do about it."""
     hints = []
     kernels, cores = facts["kernels"], facts["machine"]["cores"]
-    if kernels["cpu"] != "native":
-        why = "POLYHOP_KERNELS=reference is set" if kernels["mode"] == "reference" else kernels["library"]
-        fix = (
-            "unset it"
-            if kernels["mode"] == "reference"
-            else f"{sys.executable} -m pip install --force-reinstall --no-deps polyhop"
-        )
+    if kernels["cpu"] == "none":
         hints.append(
-            f"the native kernels are not in use ({why}); training is several times slower. Fix: {fix}"
+            f"nothing can be computed ({kernels['library']}). Fix: {sys.executable} -m pip install torch"
+        )
+    elif kernels["cpu"] == "reference":
+        is_chosen = kernels["mode"] == "reference"
+        why = "POLYHOP_KERNELS=reference is set" if is_chosen else kernels["library"]
+        reinstall = f"{sys.executable} -m pip install --force-reinstall --no-deps polyhop"
+        hints.append(
+            f"the native kernels are not in use ({why}); training is several times slower. "
+            f"Fix: {'unset it' if is_chosen else reinstall}"
         )
     elif "instruction set base" in kernels["library"] and facts["machine"]["processor"] in (
         "x86_64",
@@ -153,7 +163,7 @@ def _hints(facts: dict[str, Any]) -> list[str]:
     hints += [
         f"{name} is missing: {sys.executable} -m pip install {name}"
         for name, version in facts["packages"].items()
-        if version is None
+        if version is None and name != "torch"
     ]
     hints += [
         f"for {_GAINS[name]}: {sys.executable} -m pip install 'polyhop[{name}]'"
