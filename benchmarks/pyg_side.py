@@ -67,6 +67,11 @@ class Sage(nn.Module):
         """The batch's layers in this model's layout, outside any timing."""
         return [(block_matrix(block, self.layout), block.num_dst) for block in batch.blocks]
 
+    @staticmethod
+    def num_edges(layers: list[tuple[Tensor | EdgeIndex, int]]) -> int:
+        """Edges of all layers together."""
+        return sum(edges.size(1) if edges.layout == torch.strided else edges._nnz() for edges, _ in layers)
+
     def forward(self, h: Tensor, layers: list[tuple[Tensor | EdgeIndex, int]]) -> Tensor:
         for i, (conv, (edges, num_dst)) in enumerate(zip(self.convs, layers, strict=True)):
             size = (h.size(0), num_dst) if self.layout == "plain" else None
@@ -95,6 +100,11 @@ class SageTrimmed(nn.Module):
             num_nodes.append(block.num_src - block.num_dst)
             done = block.num_dst
         return torch.cat(edges, dim=1), num_nodes, num_edges
+
+    @staticmethod
+    def num_edges(layers: tuple[Tensor, list[int], list[int]]) -> int:
+        """Edges of all hops together; the first hops' are used by several layers."""
+        return sum(layers[2])
 
     def forward(self, h: Tensor, layers: tuple[Tensor, list[int], list[int]]) -> Tensor:
         edges, num_nodes, num_edges = layers

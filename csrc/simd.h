@@ -3,8 +3,6 @@
 // Lanes are always columns (or a fixed number of partial sums, Lanes16), never a set that depends on the register width,
 // and products are never contracted into fused operations: so every instruction set gives the same bits.
 #pragma once
-#include <sys/mman.h>
-
 #include <cstdint>
 #include <cstring>
 
@@ -239,18 +237,6 @@ inline void add_scaled(Sum<T>* to, Sum<T> factor, const T* from, int64_t n) {
     const int left = int(n - c);
     store_part(to + c, load_part(to + c, left) + factor * load_part(from + c, left), left);
   }
-}
-
-// Tells the system to back a large result by huge pages: fewer faults now, fewer address lookups when it is gathered from.
-inline void advise_huge(void* at, int64_t bytes) {
-#if defined(MADV_HUGEPAGE)
-  constexpr uintptr_t kHuge = uintptr_t(2) << 20;
-  if (bytes < int64_t(8 * kHuge)) return;
-  const uintptr_t begin = (uintptr_t(at) + kHuge - 1) / kHuge * kHuge, end = (uintptr_t(at) + uintptr_t(bytes)) / kHuge * kHuge;
-  if (end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
-#else
-  (void)at, (void)bytes;
-#endif
 }
 
 }  // namespace PH_ISA

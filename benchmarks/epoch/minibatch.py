@@ -2,7 +2,7 @@
 
 polyhop and DGL are charged for everything: sampling, gathering, forward, backward, update. PyG has no sampler on PyPI:
 it is handed polyhop's batches, gathered and in its best layout, and charged for forward, backward and update only.
-Each side has the memory policy its users get; the peers under polyhop's are shown beside.
+Each side runs in a process of its own with the memory policy its users get; the peers under polyhop's are shown beside.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from benchmarks.epoch.workload import (
     NUM_NEIGHBORS,
     WIDTHS,
     Outcome,
-    as_trained,
     loader,
     make_graph,
     our_epoch,
@@ -27,8 +26,8 @@ from benchmarks.epoch.workload import (
     step,
 )
 from benchmarks.graphs import describe
-from benchmarks.harness import Figure, Timing, alternate
-from polyhop.graph import Graph
+from benchmarks.harness import Figure, Timing
+from benchmarks.processes import Build, alternate_processes
 from polyhop.sample import Loaded
 
 __all__ = ["run"]
@@ -40,15 +39,13 @@ def run(*, is_quick: bool) -> Iterator[Figure]:
     """``epoch_vs_dgl``, ``epoch_vs_pyg``, ``epoch_vs_floor``; PyG's slower ways beside."""
     graph = make_graph(is_quick=is_quick)
     print("  " + describe(graph), flush=True)
-    start = our_model().state_dict()
-    batches = list(loader(graph).batches(0))
-    sides: dict[str, Side] = {"polyhop": as_trained(_polyhop(graph, start)), "dgl": _dgl(graph, start)}
-    best = _best_pyg_layout(batches, start)
-    sides[f"pyg {best}"] = _pyg(batches, start, best)
-    times = _timed(sides, repeats=3 if is_quick else 5)
-    beside = {"pyg trim_to_layer": _pyg_trimmed(batches, start), "pyg plain": _pyg(batches, start, "plain")}
-    slower = _timed(beside, repeats=1)
-    peers = {name: as_trained(side) for name, side in sides.items() if name != "polyhop"}
+    best = _best_pyg_layout(list(loader(graph).batches(0))[:2])
+    name = f"pyg {best}"
+    sides = {"polyhop": Build(_polyhop, (is_quick,), keeps_memory=True), "dgl": Build(_dgl, (is_quick,))}
+    times = _timed({**sides, name: Build(_pyg, (is_quick, best))}, repeats=3 if is_quick else 5)
+    trimmed, plain = Build(_pyg_trimmed, (is_quick,)), Build(_pyg, (is_quick, "plain"))
+    slower = _timed({"pyg trim_to_layer": trimmed, "pyg plain": plain}, repeats=1)
+    peers = {"dgl": Build(_dgl, (is_quick,), True), name: Build(_pyg, (is_quick, best), True)}
     kept = _timed(peers, repeats=3)
     ours = times["polyhop"].median
     for peer, target in (("dgl", 1.5), (f"pyg {best}", 3.5)):
@@ -65,32 +62,24 @@ def run(*, is_quick: bool) -> Iterator[Figure]:
     for name, timing in kept.items():
         key = f"epoch_vs_{name.split()[0]}_kept_memory"
         yield Figure(key, timing.median / ours, "x", f"{name} {timing} under polyhop's memory policy, beside")
-    yield Figure("epoch_cpu_s", ours, "cpu_s", f"{len(batches)} steps of {BATCH}")
-    least = floor.measure(our_model(), [loaded.batch for loaded in batches])
+    yield Figure("epoch_cpu_s", ours, "cpu_s", f"{len(loader(graph))} steps of {BATCH}")
+    least = floor.measure(our_model(), [loaded.batch for loaded in loader(graph).batches(0)])
     yield Figure(
         "epoch_vs_floor", ours / least.seconds, "x", f"epoch {ours:.2f} s, floor: {least}", at_most=1.3
     )
 
 
-def _timed(sides: dict[str, Side], *, repeats: int) -> dict[str, Timing]:
-    outcomes: dict[str, Outcome] = {}
-
-    def keep(name: str, side: Side) -> Callable[[], None]:
-        def once() -> None:
-            outcomes[name] = side()
-
-        return once
-
-    wrapped = {name: keep(name, side) for name, side in sides.items()}
-    times = alternate(wrapped, repeats=repeats, counts_cpu=True)
+def _timed(sides: dict[str, Build], *, repeats: int) -> dict[str, Timing]:
+    times, outcomes = alternate_processes(sides, repeats=repeats, counts_cpu=True)
     for name, timing in times.items():
-        print(f"  {name}: {timing} CPU; {outcomes[name]}", flush=True)
+        memory = ", kept memory" if sides[name].keeps_memory else ""
+        print(f"  {name}{memory}: {timing} CPU; {outcomes[name]}", flush=True)
     return times
 
 
-def _polyhop(graph: Graph, start: dict[str, torch.Tensor]) -> Side:
-    batches = loader(graph, in_place=True)
-    model = our_model()
+def _polyhop(is_quick: bool) -> Side:
+    batches = loader(make_graph(is_quick=is_quick), in_place=True)
+    model, start = our_model(), our_model().state_dict()
 
     def epoch() -> Outcome:
         model.load_state_dict(start)
@@ -99,11 +88,12 @@ def _polyhop(graph: Graph, start: dict[str, torch.Tensor]) -> Side:
     return epoch
 
 
-def _dgl(graph: Graph, start: dict[str, torch.Tensor]) -> Side:
+def _dgl(is_quick: bool) -> Side:
+    graph = make_graph(is_quick=is_quick)
     assert graph.x is not None
-    made = dgl_side.graph(graph, formats=False)
-    batches = dgl_side.loader(made, graph.split.train, NUM_NEIGHBORS, BATCH)
-    model = dgl_side.Sage(WIDTHS)
+    assert graph.split is not None
+    batches = dgl_side.loader(dgl_side.graph(graph, formats=False), graph.split.train, NUM_NEIGHBORS, BATCH)
+    model, start = dgl_side.Sage(WIDTHS), our_model().state_dict()
     x = graph.x.all()
 
     def epoch() -> Outcome:
@@ -118,23 +108,19 @@ def _dgl(graph: Graph, start: dict[str, torch.Tensor]) -> Side:
     return epoch
 
 
-def _pyg(batches: list[Loaded], start: dict[str, torch.Tensor], layout: str) -> Side:
-    edges = sum(block.num_edges for loaded in batches for block in loaded.batch.blocks)
-    return _pyg_side(pyg_side.Sage(WIDTHS, layout), batches, start, edges)
+def _pyg(is_quick: bool, layout: str) -> Side:
+    batches = list(loader(make_graph(is_quick=is_quick)).batches(0))
+    return _pyg_side(pyg_side.Sage(WIDTHS, layout), batches)
 
 
-def _pyg_trimmed(batches: list[Loaded], start: dict[str, torch.Tensor]) -> Side:
-    edges = sum(sum(pyg_side.SageTrimmed.prepare(loaded.batch)[2]) for loaded in batches)
-    return _pyg_side(pyg_side.SageTrimmed(WIDTHS), batches, start, edges)
+def _pyg_trimmed(is_quick: bool) -> Side:
+    return _pyg_side(pyg_side.SageTrimmed(WIDTHS), list(loader(make_graph(is_quick=is_quick)).batches(0)))
 
 
-def _pyg_side(
-    model: pyg_side.Sage | pyg_side.SageTrimmed,
-    batches: list[Loaded],
-    start: dict[str, torch.Tensor],
-    edges: int,
-) -> Side:
+def _pyg_side(model: pyg_side.Sage | pyg_side.SageTrimmed, batches: list[Loaded]) -> Side:
     prepared = [(loaded.x, loaded.y, model.prepare(loaded.batch)) for loaded in batches]
+    edges = sum(model.num_edges(layers) for _, _, layers in prepared)
+    start = our_model().state_dict()
 
     def epoch() -> Outcome:
         model.load_state_dict(start)
@@ -147,11 +133,11 @@ def _pyg_side(
     return epoch
 
 
-def _best_pyg_layout(batches: list[Loaded], start: dict[str, torch.Tensor]) -> str:
-    """The fastest of PyG's layouts on two of the batches."""
+def _best_pyg_layout(batches: list[Loaded]) -> str:
+    """The fastest of PyG's layouts on these batches."""
     seconds = {}
     for layout in pyg_side.LAYOUTS:
-        side = _pyg(batches[:2], start, layout)
+        side = _pyg_side(pyg_side.Sage(WIDTHS, layout), batches)
         side()
         begin = time.process_time()
         side()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +11,7 @@ from torch.nn import functional
 
 from benchmarks.graphs import skewed
 from polyhop.graph import Graph
-from polyhop.kernels import Key, native
+from polyhop.kernels import Key
 from polyhop.nn import GraphSAGE
 from polyhop.sample import Loaded, NeighborLoader
 
@@ -22,7 +20,6 @@ __all__ = [
     "NUM_NEIGHBORS",
     "WIDTHS",
     "Outcome",
-    "as_trained",
     "loader",
     "make_graph",
     "our_epoch",
@@ -33,8 +30,6 @@ __all__ = [
 WIDTHS = [100, 256, 256, 47]
 NUM_NEIGHBORS = [15, 10, 5]  # from the seeds outward
 BATCH = 1024
-_M_MMAP_MAX = -4  # of malloc.h
-T = TypeVar("T")
 
 
 @dataclass
@@ -67,23 +62,6 @@ def loader(graph: Graph, *, in_place: bool = False) -> NeighborLoader:
     return NeighborLoader(
         graph, NUM_NEIGHBORS, graph.split.train, batch_size=BATCH, shuffle=True, seed=0, in_place=in_place
     )
-
-
-def as_trained(side: Callable[[], T]) -> Callable[[], T]:
-    """polyhop's side with the memory policy that ``Trainer.fit`` sets for a whole run (``kernels.kept_memory``).
-
-    Peers run with the C library's defaults, as their users do: large blocks are mapped anew. The heap itself is not shrunk
-    between turns, which is what a run sees after its first steps. Benches also report the peers under our policy.
-    """
-
-    def run() -> T:
-        native.call("ph_keep_memory", 1)
-        try:
-            return side()
-        finally:
-            ctypes.CDLL(None).mallopt(_M_MMAP_MAX, 65536)
-
-    return run
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, logits: Tensor, y: Tensor) -> float:

@@ -293,7 +293,6 @@ void forward(const Common<T>& t, const int64_t* indptr, const I* indices, T* out
              int threads) {
   const int64_t width = t.width(), H = t.heads;
   if (width == 0) return;
-  advise_huge(out, t.num_dst * width * int64_t(sizeof(T)));
   const int64_t grain = std::max<int64_t>(64, (int64_t(1) << 20) / width);
   for_rows(indptr, t.num_dst, grain, threads, [&](int64_t begin, int64_t end) {
     Scratch<Sum<T>> scratch;
@@ -385,8 +384,6 @@ struct Backward {
 
   void sources(int threads) const {
     const int64_t H = t.heads, width = t.width(), num_edges = t_indptr[t.num_src];
-    advise_huge(x_grad, t.num_src * width * int64_t(sizeof(T)));
-    advise_huge(edge_grad, num_edges * H * int64_t(sizeof(A)));
     const int64_t grain = std::max<int64_t>(64, (int64_t(1) << 20) / width);
     const int fact_lines = lines_of(4 * H * int64_t(sizeof(A))), row_lines = lines_of(width * int64_t(sizeof(T)));
     for_rows(t_indptr, t.num_src, grain, threads, [&](int64_t begin, int64_t end) {

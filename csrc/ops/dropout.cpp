@@ -47,13 +47,12 @@ template <class T, bool Relu>
 void drop(const T* h, int64_t rows, int64_t width, const int64_t* ids, int64_t id_start, uint64_t key, int64_t limit,
           T* out, int threads) {
   if (width == 0) return;
-  advise_huge(out, rows * width * int64_t(sizeof(T)));
   const int64_t blocks = (width + 7) / 8;
   const Sum<T> scale = kept_scale<Sum<T>>(limit);
   parallel_for(rows, std::max<int64_t>(1, kGrain / width), threads, [&](int64_t begin, int64_t end) {
     uint64_t id[kBatch], block[kBatch];
     alignas(64) uint32_t words[4 * kBatch];
-    uint16_t lanes[8 * kBatch];
+    uint16_t lanes[8 * kBatch + 8];
     int64_t row = begin, at = 0;  // the next counter: block `at` of row `row`
     while (row < end) {
       const int64_t first_row = row, first_at = at;
@@ -64,21 +63,15 @@ void drop(const T* h, int64_t rows, int64_t width, const int64_t* ids, int64_t i
         if (++at == blocks) at = 0, ++row;
       }
       philox_many(key, id, block, int(count), words);
-      std::memcpy(lanes, words, sizeof(uint32_t) * 4 * size_t(count));  // little-endian: lanes in column order
-      if (width % 8 == 0) {
-        const int64_t start = first_row * width + 8 * first_at;
-        apply<T, Relu>(h + start, lanes, 8 * count, uint16_t(limit), scale, out + start);
-        continue;
+      // Little-endian: a counter's words are its 8 lanes in column order. Lanes behind the last column are left out, so that
+      // the rest lies side by side like the elements.
+      int64_t n = 0;
+      for (int64_t k = 0; k < count; ++k) {
+        std::memcpy(lanes + n, words + 4 * k, 16);
+        n += std::min<int64_t>(8, width - 8 * int64_t(block[k]));
       }
-      int64_t r = first_row, b = first_at;
-      for (int64_t k = 0; k < count;) {  // whole stretches of one row
-        const int64_t here = std::min(count - k, blocks - b);
-        const int64_t start = r * width + 8 * b, n = std::min(8 * here, width - 8 * b);
-        apply<T, Relu>(h + start, lanes + 8 * k, n, uint16_t(limit), scale, out + start);
-        k += here;
-        b = 0;
-        ++r;
-      }
+      const int64_t start = first_row * width + 8 * first_at;
+      apply<T, Relu>(h + start, lanes, n, uint16_t(limit), scale, out + start);
     }
   });
 }
@@ -87,7 +80,6 @@ template <class T>
 void relu_backward(const T* grad, const T* out, int64_t n, int64_t limit, T* result, int threads) {
   using A = Sum<T>;
   const A scale = kept_scale<A>(limit);
-  advise_huge(result, n * int64_t(sizeof(T)));
   parallel_for(n, kGrain, threads, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i)
       put(result + i, to_sum(out[i]) <= A(0) ? A(0) : to_sum(grad[i]) * scale);

@@ -56,7 +56,6 @@ template <class T>
 void gather(const T* values, int64_t width, const int64_t* ids, int64_t n, const Sum<T>* scale, Sum<T>* out,
             int threads) {
   if (width == 0) return;
-  advise_huge(out, n * width * int64_t(sizeof(Sum<T>)));
   const int lines = std::min(32, lines_of(width * int64_t(sizeof(T))));
   const int64_t ahead = rows_ahead(lines);
   parallel_for(n, std::max<int64_t>(16, (1 << 15) / width), threads, [&](int64_t begin, int64_t end) {

@@ -104,7 +104,6 @@ TileOf<T, I> pick_tile(bool is_plain, int vectors, std::integer_sequence<int, V.
 template <class T, class I>
 void run(const Task<T, I>& t, int64_t num_dst, int threads) {
   if (t.width == 0) return;
-  advise_huge(t.out, num_dst * t.width * int64_t(sizeof(T)));
   constexpr int L = kLanes<T>;
   const auto widths = std::make_integer_sequence<int, kTile + 1>();
   const int64_t whole = t.width / (kTile * L) * (kTile * L), rest = t.width - whole;
