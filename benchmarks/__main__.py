@@ -23,7 +23,7 @@ BENCHES: dict[str, dict[str, int]] = {
 
 def _arguments(given: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
-    parser.add_argument("name", choices=sorted(BENCHES), help="which bench")
+    parser.add_argument("name", nargs="?", choices=sorted(BENCHES), help="which bench; none lists them")
     parser.add_argument("--only", metavar="SECTION", help="run one section of it")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as one flat JSON object")
     parser.add_argument("--quick", action="store_true", help="smaller and noisier; writes no rows")
@@ -34,6 +34,10 @@ def _arguments(given: list[str] | None) -> argparse.Namespace:
 def main(given: list[str] | None = None) -> int:
     """Exit status 0 when every section ran (aims missed are reported, not failed), 1 otherwise, 2 for a wrong name."""
     arguments = _arguments(given)
+    if arguments.name is None:
+        for name, parts in BENCHES.items():
+            print(f"{name:10} {', '.join(parts)}")
+        return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # subprocess.run then ends the section too
     sections = BENCHES[arguments.name]
     if arguments.only is not None and arguments.only not in sections:

@@ -43,12 +43,18 @@ class Figure:
     at_most: float | None = None
 
     @property
+    def is_met(self) -> bool:
+        """Whether the aim, if there is one, is reached."""
+        return (self.at_least is None or self.value >= self.at_least) and (
+            self.at_most is None or self.value <= self.at_most
+        )
+
+    @property
     def verdict(self) -> str:
-        if self.at_least is not None:
-            return f"{'ok' if self.value >= self.at_least else 'MISS'} (>= {self.at_least:g})"
-        if self.at_most is not None:
-            return f"{'ok' if self.value <= self.at_most else 'MISS'} (<= {self.at_most:g})"
-        return ""
+        if self.at_least is None and self.at_most is None:
+            return ""
+        aim = f">= {self.at_least:g}" if self.at_least is not None else f"<= {self.at_most:g}"
+        return f"{'ok' if self.is_met else 'MISS'} ({aim})"
 
 
 @dataclass(frozen=True)

@@ -149,3 +149,18 @@ def test_wrong_arguments() -> None:
         dropout(torch.ones(2, 2), torch.arange(3), 0.5, KEY)
     with pytest.raises(InputError, match="ids must be int64"):
         dropout(torch.ones(2, 2), torch.arange(2, dtype=torch.int32), 0.5, KEY)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3])
+@pytest.mark.parametrize("relu", [False, True])
+def test_in_place_gives_the_same_bits_in_the_same_memory(native_only: None, p: float, relu: bool) -> None:
+    h = torch.randn(19, 33, generator=torch.Generator().manual_seed(0))
+    results = []
+    for in_place in (False, True):
+        leaf = h.clone().requires_grad_()
+        own = leaf * 2
+        out = dropout(own, None, p, KEY, relu=relu, in_place=in_place)
+        assert (out.data_ptr() == own.data_ptr()) == (in_place or (p == 0 and not relu))
+        out.square().sum().backward()
+        results.append((out.detach(), leaf.grad))
+    assert all(torch.equal(a, b) for a, b in zip(*results))

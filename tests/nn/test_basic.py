@@ -8,6 +8,7 @@ import torch_geometric.nn as pyg
 from torch import nn
 
 from polyhop.errors import ConfigError, UnsupportedError
+from polyhop.kernels import Key
 from polyhop.nn import GAT, GCN, GIN, GraphSAGE
 
 MODELS = {"GCN": GCN, "GraphSAGE": GraphSAGE, "GAT": GAT, "GIN": GIN}
@@ -96,6 +97,22 @@ def test_pyg_training_step_is_ours(loops) -> None:
             optimiser.step()
     for name, value in ours.state_dict().items():
         torch.testing.assert_close(value, theirs.state_dict()[name], rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5])
+@pytest.mark.parametrize("options", [{}, {"bias": False}, {"jk": "cat"}], ids=str)
+@pytest.mark.parametrize("name", ["GCN", "GraphSAGE", "GAT"])
+def test_writing_over_the_convolutions_result_changes_no_number(name, options, p, loops) -> None:
+    results = []
+    for may_overwrite in (True, False):
+        torch.manual_seed(0)
+        model = MODELS[name](7, 8, num_layers=3, out_channels=4, dropout=p, **options).double()
+        for conv in model.convs:
+            conv.gives_own = conv.gives_own and may_overwrite
+        out = model(loops.x, loops.edge_index, key=Key(1))
+        out.square().sum().backward()
+        results.append([out.detach(), *(w.grad for w in model.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*results))
 
 
 def test_reset_draws_every_parameter_anew() -> None:

@@ -18,11 +18,19 @@ __all__ = ["dropout", "dropout_values"]
 
 
 def dropout(
-    h: Tensor, ids: Tensor | None, p: float, key: int, *, id_start: int = 0, relu: bool = False
+    h: Tensor,
+    ids: Tensor | None,
+    p: float,
+    key: int,
+    *,
+    id_start: int = 0,
+    relu: bool = False,
+    in_place: bool = False,
 ) -> Tensor:
     """h [n, F] with units dropped with probability p; ids int64 [n] (None = id_start .. id_start + n - 1).
 
     ``relu=True`` takes max(h, 0) first, in the same pass. p = 0 drops nothing, p = 1 drops everything.
+    ``in_place=True`` may write the result over h: the caller's own, no leaf, not kept by the function that made it.
     """
     checks.require(
         h.dim() == 2 and h.is_floating_point(),
@@ -34,18 +42,22 @@ def dropout(
     checks.same_device("dropout", h=h, ids=ids)
     if p <= 0 and not relu:
         return h
-    if p <= 0 or p >= 1 or not native.serves(h, ids, op="ph_dropout"):
+    if p <= 0:
+        return torch.relu_(h) if in_place else torch.relu(h)
+    if p >= 1 or not native.serves(h, ids, op="ph_dropout"):
         if ids is None:
             ids = torch.arange(id_start, id_start + h.shape[0], device=h.device)
         return reference.dropout(h, ids, p, key, relu)
     result: Tensor = _Dropout.apply(
-        h.contiguous(), None if ids is None else ids.contiguous(), p, key, id_start, relu
+        h.contiguous(), None if ids is None else ids.contiguous(), p, key, id_start, relu, in_place
     )
     return result
 
 
-def _run(h: Tensor, ids: Tensor | None, p: float, key: int, id_start: int, relu: bool) -> Tensor:
-    out = torch.empty_like(h)
+def _run(
+    h: Tensor, ids: Tensor | None, p: float, key: int, id_start: int, relu: bool, in_place: bool = False
+) -> Tensor:
+    out = h if in_place else torch.empty_like(h)
     native.call(
         "ph_dropout", h, native.float_code(h), h.shape[0], h.shape[1], ids, id_start, key, reference.threshold(p),
         int(relu), out, native.num_threads(),
@@ -58,9 +70,18 @@ class _Dropout(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, h: Tensor, ids: Tensor | None, p: float, key: int, id_start: int, relu: bool
+        ctx: Any,
+        h: Tensor,
+        ids: Tensor | None,
+        p: float,
+        key: int,
+        id_start: int,
+        relu: bool,
+        in_place: bool,
     ) -> Tensor:
-        out = _run(h, ids, p, key, id_start, relu)
+        out = _run(h, ids, p, key, id_start, relu, in_place)
+        if in_place:
+            ctx.mark_dirty(h)
         ctx.given = (ids, p, key, id_start, relu)
         if relu:
             ctx.save_for_backward(out)
@@ -72,14 +93,14 @@ class _Dropout(torch.autograd.Function):
         ids, p, key, id_start, relu = ctx.given
         grad = grad.contiguous()
         if not relu:
-            return _run(grad, ids, p, key, id_start, False), None, None, None, None, None
+            return _run(grad, ids, p, key, id_start, False), *[None] * 6
         (out,) = ctx.saved_tensors
         result = torch.empty_like(grad)
         native.call(
             "ph_dropout_relu_backward", grad, out, native.float_code(out), out.numel(), reference.threshold(p), result,
             native.num_threads(),
         )  # fmt: skip
-        return result, None, None, None, None, None
+        return result, *[None] * 6
 
 
 def dropout_values(

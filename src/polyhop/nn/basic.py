@@ -105,7 +105,8 @@ class BasicGNN(Model):
         act, norm = self.act, self.norms[i]
         if self.act_first and act is not None and not isinstance(norm, nn.Identity):
             h, act = act(h), None
-        return act_and_drop(norm(h), act, p, key, i, block)
+        in_place = isinstance(norm, nn.Identity) and bool(self.convs[i].gives_own)
+        return act_and_drop(norm(h), act, p, key, i, block, in_place=in_place)
 
     def finish(self, state: State, *, ids: Tensor | None = None, key: Key | None = None) -> Tensor:
         h = rows_of(state)

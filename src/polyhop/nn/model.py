@@ -139,15 +139,21 @@ def act_and_drop(
     site: int,
     block: Block | None = None,
     ids: Tensor | None = None,
+    *,
+    in_place: bool = False,
 ) -> Tensor:
-    """Activation, then dropout keyed by the rows' node ids: the block's destinations, or ``ids``. A relu is fused."""
+    """Activation, then dropout keyed by the rows' node ids: the block's destinations, or ``ids``. A relu is fused.
+
+    ``in_place=True`` may write over h (see ``Layer.gives_own``).
+    """
     relu = isinstance(act, nn.ReLU) or act in (torch.relu, nn.functional.relu)
     if act is not None and not relu:
-        h = act(h)
+        h, in_place = act(h), False
     if key is None:
         p = 0.0
     start = 0
     if block is not None:
         start = block.dst_start
         ids = None if block.src_ids is None else block.dst_ids()
-    return dropout(h, ids, p, 0 if key is None else key.at(Purpose.DROPOUT, site), id_start=start, relu=relu)
+    code = 0 if key is None else key.at(Purpose.DROPOUT, site)
+    return dropout(h, ids, p, code, id_start=start, relu=relu, in_place=in_place)

@@ -28,6 +28,8 @@ class GCNConv(Layer):
     ``normalize``. Stored loops keep their weight. ``improved`` (added loops weigh 2) acts on weighted edges only, as in PyG.
     """
 
+    gives_own = True
+
     def __init__(
         self,
         in_channels: int,

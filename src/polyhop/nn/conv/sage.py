@@ -33,6 +33,8 @@ class SAGEConv(Layer):
     maximum is over the drawn edges. ``max`` runs on plain torch and makes one row per edge.
     """
 
+    gives_own = True
+
     def __init__(
         self,
         in_channels: int,
