@@ -40,7 +40,7 @@ ORDER = [
 
 # Siblings in a folder never import each other, except these, on which the rest of their folder stands.
 GROUND = {
-    "kernels": {"checks", "keys", "native", "reference"},
+    "kernels": {"checks", "keys", "native", "owned", "reference"},
     "graph": {"checks", "features"},
     "datasets": {"_arrays"},
     "sample": {"ahead", "batch", "neighbour"},

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from polyhop.kernels import checks, native, reference
+from polyhop.kernels.owned import Owned
 
 __all__ = ["dropout", "dropout_values"]
 
@@ -42,12 +43,12 @@ def dropout(
     checks.same_device("dropout", h=h, ids=ids)
     if p <= 0 and not relu:
         return h
-    if p <= 0:
-        return torch.relu_(h) if in_place else torch.relu(h)
     if p >= 1 or not native.serves(h, ids, op="ph_dropout"):
         if ids is None:
             ids = torch.arange(id_start, id_start + h.shape[0], device=h.device)
         return reference.dropout(h, ids, p, key, relu)
+    if relu and torch.is_grad_enabled():
+        _owned.measure()
     result: Tensor = _Dropout.apply(
         h.contiguous(), None if ids is None else ids.contiguous(), p, key, id_start, relu, in_place
     )
@@ -57,6 +58,8 @@ def dropout(
 def _run(
     h: Tensor, ids: Tensor | None, p: float, key: int, id_start: int, relu: bool, in_place: bool = False
 ) -> Tensor:
+    if p <= 0:
+        return torch.relu_(h) if in_place else torch.relu(h)
     out = h if in_place else torch.empty_like(h)
     native.call(
         "ph_dropout", h, native.float_code(h), h.shape[0], h.shape[1], ids, id_start, key, reference.threshold(p),
@@ -91,16 +94,20 @@ class _Dropout(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         ids, p, key, id_start, relu = ctx.given
+        is_owned = relu and _owned(grad)
         grad = grad.contiguous()
         if not relu:
             return _run(grad, ids, p, key, id_start, False), *[None] * 6
         (out,) = ctx.saved_tensors
-        result = torch.empty_like(grad)
+        result = grad if is_owned else torch.empty_like(grad)
         native.call(
-            "ph_dropout_relu_backward", grad, out, native.float_code(out), out.numel(), reference.threshold(p), result,
-            native.num_threads(),
+            "ph_dropout_relu_backward", grad, out, native.float_code(out), out.numel(),
+            reference.threshold(p) if p > 0 else 0, result, native.num_threads(),
         )  # fmt: skip
         return result, *[None] * 6
+
+
+_owned = Owned(lambda h: _Dropout.apply(h, None, 0.0, 0, 0, True, False))
 
 
 def dropout_values(

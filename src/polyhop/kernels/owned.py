@@ -1,0 +1,57 @@
+"""Whether a gradient given to a backward pass is held by nobody else, so that its memory may take the result.
+
+torch does not say, but counts references: of the Python object, of the tensor, of its storage. Which counts an unshared
+gradient has depends on the versions of both and on the way into the backward pass, so it is measured once, on that way.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+__all__ = ["Owned"]
+
+Counts = tuple[int, int, int]
+
+
+class Owned:
+    """Asked by one autograd function: ``apply`` runs it on a tensor, and its backward pass calls the object once."""
+
+    def __init__(self, apply: Callable[[Tensor], Tensor]) -> None:
+        self._apply = apply
+        self._alone: Counts | None = None
+        self._seen: list[Counts] | None = None  # while measuring
+        self._is_measured = False
+
+    def measure(self) -> None:
+        """Once, before the first question: how an unshared gradient looks. Never owned if a held one looks the same."""
+        if self._is_measured:
+            return
+        self._is_measured = True
+        if not hasattr(torch.Tensor, "_use_count") or not hasattr(torch._C, "_storage_Use_Count"):
+            return
+        self._seen = []
+        with torch.enable_grad():
+            for is_held in (False, True):
+                leaf = torch.ones(2, 2, requires_grad=True)
+                held: list[Tensor] = []
+                out = self._apply(leaf * 1)
+                if is_held:
+                    out.register_hook(held.append)
+                (out @ torch.ones(2, 2)).sum().backward()
+        seen, self._seen = self._seen, None
+        if len(seen) == 2 and seen[0] != seen[1]:
+            self._alone = seen[0]
+
+    def __call__(self, grad: Tensor) -> bool:
+        if self._alone is None and self._seen is None:
+            return False
+        storage = torch._C._storage_Use_Count(grad.untyped_storage()._cdata)
+        counts = (sys.getrefcount(grad), grad._use_count(), storage)  # type: ignore[attr-defined]
+        if self._seen is not None:
+            self._seen.append(counts)
+            return False
+        return counts == self._alone and grad.is_contiguous() and grad._base is None
