@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import Tensor
 
 from polyhop.kernels import dropout
@@ -135,3 +137,14 @@ def test_never_owned_if_a_held_gradient_looks_the_same() -> None:
     owned = Owned(torch.relu)  # its backward pass does not ask, so nothing is measured
     owned.measure()
     assert not owned(torch.ones(2, 2))
+
+
+def test_measuring_is_invisible_to_checkpointing(native_only: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("polyhop.kernels.dropout")
+    monkeypatch.setattr(
+        module, "_owned", Owned(lambda h: module._Dropout.apply(h, None, 0.0, 0, 0, True, False))
+    )
+    x = _leaf()
+    out = torch.utils.checkpoint.checkpoint(lambda h: relu(h * 2) @ OTHER, x, use_reentrant=False)
+    out.sum().backward()  # counts saved tensors: the first forward pass must save as many as the second
+    assert torch.equal(x.grad, torch.autograd.grad((torch.relu(x * 2) @ OTHER).sum(), x)[0])

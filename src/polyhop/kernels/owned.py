@@ -7,6 +7,7 @@ gradient has depends on the versions of both and on the way into the backward pa
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 
 import torch
@@ -31,17 +32,22 @@ class Owned:
         if self._is_measured:
             return
         self._is_measured = True
+        # In a thread of its own: grad mode, hooks on saved tensors and the like are the calling thread's.
+        thread = threading.Thread(target=self._measure)
+        thread.start()
+        thread.join()
+
+    def _measure(self) -> None:
         if not hasattr(torch.Tensor, "_use_count") or not hasattr(torch._C, "_storage_Use_Count"):
             return
         self._seen = []
-        with torch.enable_grad():
-            for is_held in (False, True):
-                leaf = torch.ones(2, 2, requires_grad=True)
-                held: list[Tensor] = []
-                out = self._apply(leaf * 1)
-                if is_held:
-                    out.register_hook(held.append)
-                (out @ torch.ones(2, 2)).sum().backward()
+        for is_held in (False, True):
+            leaf = torch.ones(2, 2, requires_grad=True)
+            held: list[Tensor] = []
+            out = self._apply(leaf * 1)
+            if is_held:
+                out.register_hook(held.append)
+            (out @ torch.ones(2, 2)).sum().backward()
         seen, self._seen = self._seen, None
         if len(seen) == 2 and seen[0] != seen[1]:
             self._alone = seen[0]
