@@ -68,7 +68,7 @@ class DivergedError(PolyhopError):
     """The loss or the weights stopped being finite numbers."""
 
 
-class Interrupted(PolyhopError):  # noqa: N818 (a request that was obeyed, not an error)  # noqa: N818 (a request obeyed, not a fault)
+class Interrupted(PolyhopError):  # noqa: N818 (a request obeyed, not a fault)
     """Training was asked to stop; its state was saved."""
 
 
