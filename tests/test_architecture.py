@@ -43,6 +43,7 @@ GROUND = {
     "kernels": {"checks", "keys", "native", "owned", "reference"},
     "graph": {"checks", "features"},
     "datasets": {"_arrays"},
+    "partition": {"record", "streaming"},
     "sample": {"ahead", "batch", "neighbour"},
     "nn": {"conv", "layer", "model", "modules", "rows", "scale"},
     "strategies": {"step"},

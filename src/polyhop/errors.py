@@ -4,6 +4,7 @@ PolyhopError
 ├── InputError (also ValueError)      what the user gave is wrong; the message says what to do
 │   ├── GraphError                    ids, shapes, dtypes, splits, edges
 │   ├── DatasetError                  a name, file or object that cannot become a graph
+│   ├── PartitionError                parts that contradict the graph, the ranks or each other; a damaged partition folder
 │   └── ConfigError                   an option or a combination of options
 ├── UnsupportedError                  a valid request that this layer, strategy or machine cannot serve
 ├── KernelError                       the native library is missing, mismatched or refused its arguments
@@ -26,6 +27,7 @@ __all__ = [
     "InputError",
     "Interrupted",
     "KernelError",
+    "PartitionError",
     "PolyhopError",
     "UnsupportedError",
     "unknown",
@@ -46,6 +48,10 @@ class GraphError(InputError):
 
 class DatasetError(InputError):
     """A name, file or object that cannot become a graph."""
+
+
+class PartitionError(InputError):
+    """Parts that contradict the graph, the ranks or each other, or a partition folder that is damaged."""
 
 
 class ConfigError(InputError):

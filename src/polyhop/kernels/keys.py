@@ -25,6 +25,7 @@ class Purpose(IntEnum):
     ROUND = 5
     SYNTH = 6
     INIT = 7
+    PARTITION = 8
 
 
 def _mix(z: int) -> int:
