@@ -41,7 +41,7 @@ ORDER = [
 # Siblings in a folder never import each other, except these, on which the rest of their folder stands.
 GROUND = {
     "kernels": {"checks", "keys", "native", "owned", "reference"},
-    "graph": {"checks", "features"},
+    "graph": {"block", "checks", "features", "graph"},
     "datasets": {"_arrays"},
     "partition": {"record", "streaming"},
     "sample": {"ahead", "batch", "neighbour"},

@@ -95,10 +95,13 @@ class Graph:
 
     @cached_property
     def in_weight(self) -> Tensor | None:
-        """float32 [N]: sum of in-edge weights, None for an unweighted graph."""
+        """float64 [N]: sum of in-edge weights, None for an unweighted graph.
+
+        In double, so that a part or a sample, which must be told it, normalises as the full graph in any precision.
+        """
         if self.edge_weight is None:
             return None
-        return torch.segment_reduce(self.edge_weight, "sum", offsets=self.indptr, initial=0.0)
+        return torch.segment_reduce(self.edge_weight.double(), "sum", offsets=self.indptr, initial=0.0)
 
     @cached_property
     def loop_weight(self) -> Tensor | None:

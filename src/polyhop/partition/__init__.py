@@ -7,6 +7,7 @@ from typing import Any
 from polyhop.errors import ConfigError, unknown
 from polyhop.graph import Graph
 from polyhop.partition.block import block
+from polyhop.partition.cut import cut
 from polyhop.partition.fennel import fennel
 from polyhop.partition.file import from_file
 from polyhop.partition.hash import hash_parts
@@ -15,7 +16,7 @@ from polyhop.partition.metis import metis
 from polyhop.partition.quality import Quality, quality
 from polyhop.partition.record import Partition, check_num_parts
 
-__all__ = ["METHODS", "Partition", "Quality", "partition", "quality"]
+__all__ = ["METHODS", "Partition", "Quality", "cut", "partition", "quality"]
 
 METHODS: dict[str, Any] = {
     "metis": metis,

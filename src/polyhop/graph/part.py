@@ -1,0 +1,100 @@
+"""Part: what one rank holds of a partitioned graph: its nodes, their in-edges, and who the sources elsewhere are.
+
+Nodes have new ids here: a part owns the contiguous range bounds[p] .. bounds[p + 1] - 1. The sources of its edges are rows of
+one list, own nodes first and the halo behind, so ``block`` is a Block like any other. Keys and people get the user's ids.
+
+Legend: n own nodes, H halo nodes, S = n + H sources, E edges of the part, P parts, F features.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from polyhop.errors import PartitionError
+from polyhop.graph.block import Block
+from polyhop.graph.features import FeatureStore
+from polyhop.graph.graph import Split
+
+__all__ = ["Part"]
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One part of a graph. Feature rows, labels and splits are those of its own nodes, by local row 0 .. n - 1."""
+
+    index: int
+    bounds: Tensor  # int64 [P + 1], new ids
+    indptr: Tensor  # int64 [n + 1]
+    indices: Tensor  # int32 [E]: source row of each edge, in the user's order within a destination
+    halo: Tensor  # int64 [H]: new ids of the sources owned elsewhere, ascending
+    src_ids: Tensor  # int64 [S]: the user's ids
+    in_degree: Tensor  # int32 [S]: in the whole graph
+    out_degree: Tensor  # int32 [S]: in the whole graph
+    x: FeatureStore | None = None  # [n, F]
+    y: Tensor | None = None  # [n] or [n, C]
+    split: Split | None = None  # local rows
+    edge_weight: Tensor | None = None  # float32 [E]
+    in_weight: Tensor | None = None  # float64 [S]: sum of in-edge weights in the whole graph
+    loop_weight: Tensor | None = None  # float32 [S]: None = the whole graph has no loops
+
+    def __post_init__(self) -> None:
+        n, sources = self.num_nodes, self.num_nodes + self.halo.numel()
+        wrong = [
+            f"{name} has {given.numel()} entries, expected {expected}"
+            for name, given, expected in (
+                ("indptr", self.indptr, n + 1),
+                ("src_ids", self.src_ids, sources),
+                ("in_degree", self.in_degree, sources),
+                ("out_degree", self.out_degree, sources),
+            )
+            if given.numel() != expected
+        ]
+        if wrong:
+            raise PartitionError(f"part {self.index} with {n} nodes and {sources - n} in its halo: {'; '.join(wrong)}")
+
+    @property
+    def num_parts(self) -> int:
+        return self.bounds.numel() - 1
+
+    @property
+    def start(self) -> int:
+        """New id of the first own node."""
+        return int(self.bounds[self.index])
+
+    @property
+    def num_nodes(self) -> int:
+        return int(self.bounds[self.index + 1]) - self.start
+
+    @property
+    def num_edges(self) -> int:
+        return self.indices.numel()
+
+    @property
+    def user_ids(self) -> Tensor:
+        """int64 [n]: the user's ids of the own nodes."""
+        return self.src_ids[: self.num_nodes]
+
+    def new_ids(self) -> Tensor:
+        """int64 [S]: new ids of all sources, own nodes first."""
+        return torch.cat([torch.arange(self.start, self.start + self.num_nodes), self.halo])
+
+    def owners(self, new_ids: Tensor) -> Tensor:
+        """int64 [k]: the part that owns each of the new ids."""
+        return torch.searchsorted(self.bounds[1:], new_ids, right=True)
+
+    def block(self) -> Block:
+        """All in-edges of the own nodes: one full layer of this part, to be given the rows of own nodes and halo."""
+        return Block(
+            self.indptr,
+            self.indices,
+            self.src_ids.numel(),
+            src_ids=self.src_ids,
+            edge_weight=self.edge_weight,
+            in_degree=self.in_degree,
+            in_weight=self.in_weight,
+            out_degree=self.out_degree,
+            loop_weight=self.loop_weight,
+        )
