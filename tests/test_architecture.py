@@ -43,7 +43,7 @@ GROUND = {
     "kernels": {"checks", "keys", "native", "owned", "reference"},
     "graph": {"block", "checks", "features", "graph"},
     "datasets": {"_arrays"},
-    "partition": {"record", "streaming"},
+    "partition": {"cut", "quality", "record", "streaming"},
     "sample": {"ahead", "batch", "neighbour"},
     "nn": {"conv", "layer", "model", "modules", "rows", "scale"},
     "strategies": {"step"},

@@ -131,7 +131,7 @@ def test_quality_counts_by_hand() -> None:
     assert found.halo == pytest.approx(3 / 4)  # part 0 reads 2 and 3, part 1 reads 1
     assert found.edge_balance == pytest.approx(4 / 2.5)
     assert found.train_balance == pytest.approx(2.0)
-    assert "60.0 % of edges" in found.lines()[0]
+    assert "60.0 % of edges" in dict(found.rows())["cut"]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Part: what one rank holds of a partitioned graph: its nodes, their in-edges, and who the sources elsewhere are.
 
-Nodes have new ids here: a part owns the contiguous range bounds[p] .. bounds[p + 1] - 1. The sources of its edges are rows of
-one list, own nodes first and the halo behind, so ``block`` is a Block like any other. Keys and people get the user's ids.
+Nodes have new ids here: a part owns the contiguous range bounds[p] .. bounds[p + 1] - 1. The sources of its edges are rows
+of one list, own nodes first and the halo behind, so ``block`` is a Block like any other. Keys and people get the user's ids.
 
 Legend: n own nodes, H halo nodes, S = n + H sources, E edges of the part, P parts, F features.
 """
@@ -53,7 +53,9 @@ class Part:
             if given.numel() != expected
         ]
         if wrong:
-            raise PartitionError(f"part {self.index} with {n} nodes and {sources - n} in its halo: {'; '.join(wrong)}")
+            raise PartitionError(
+                f"part {self.index} with {n} nodes and {sources - n} in its halo: {'; '.join(wrong)}"
+            )
 
     @property
     def num_parts(self) -> int:

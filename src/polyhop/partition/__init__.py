@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 from polyhop.errors import ConfigError, unknown
@@ -10,13 +11,25 @@ from polyhop.partition.block import block
 from polyhop.partition.cut import cut
 from polyhop.partition.fennel import fennel
 from polyhop.partition.file import from_file
+from polyhop.partition.folder import PartitionFolder, open_parts, save_parts
 from polyhop.partition.hash import hash_parts
 from polyhop.partition.ldg import ldg
 from polyhop.partition.metis import metis
 from polyhop.partition.quality import Quality, quality
 from polyhop.partition.record import Partition, check_num_parts
 
-__all__ = ["METHODS", "Partition", "Quality", "cut", "partition", "quality"]
+__all__ = [
+    "METHODS",
+    "Partition",
+    "PartitionFolder",
+    "Quality",
+    "cut",
+    "default_method",
+    "open_parts",
+    "partition",
+    "quality",
+    "save_parts",
+]
 
 METHODS: dict[str, Any] = {
     "metis": metis,
@@ -26,6 +39,11 @@ METHODS: dict[str, Any] = {
     "block": block,
     "file": from_file,
 }
+
+
+def default_method() -> str:
+    """``metis`` where pymetis is installed, else ``fennel``."""
+    return "metis" if find_spec("pymetis") is not None else "fennel"
 
 
 def partition(

@@ -24,7 +24,9 @@ def cut(graph: Graph, partition: Partition, index: int) -> Part:
             f"the partition is of {partition.num_nodes} nodes, the graph {graph.name!r} has {graph.num_nodes}"
         )
     if not 0 <= index < partition.num_parts:
-        raise PartitionError(f"part {index} of {partition.num_parts}: expected 0 .. {partition.num_parts - 1}")
+        raise PartitionError(
+            f"part {index} of {partition.num_parts}: expected 0 .. {partition.num_parts - 1}"
+        )
     own = partition.nodes_of(index)
     indptr, edges = _edges_of(graph, own)
     sources = partition.new_ids[graph.indices[edges].long()]

@@ -28,14 +28,20 @@ class Quality:
     replication: float  # 1 + halo: copies of an average node
     chance_cut: float  # the cut of parts of the same sizes filled at random
 
-    def lines(self) -> list[str]:
-        """For people: each number, and what is normal."""
+    def rows(self) -> list[tuple[str, str]]:
+        """For people: names and values, with what is normal."""
         return [
-            f"cut          {100 * self.cut:.1f} % of edges (at random: {100 * self.chance_cut:.1f} %)",
-            f"balance      nodes {self.node_balance:.2f}, edges {self.edge_balance:.2f}, "
-            f"train nodes {self.train_balance:.2f} (largest part over the mean; up to 1.1 is usual)",
-            f"halo         {100 * self.halo:.0f} % of nodes are read by a part that does not own them, "
-            f"replication {self.replication:.2f}",
+            ("cut", f"{100 * self.cut:.1f} % of edges (at random: {100 * self.chance_cut:.1f} %)"),
+            (
+                "balance",
+                f"nodes {self.node_balance:.2f}, edges {self.edge_balance:.2f}, train nodes {self.train_balance:.2f} "
+                "(largest part over the mean; nodes up to 1.1 are usual)",
+            ),
+            (
+                "halo",
+                f"{self.halo:.2f} rows read from other parts for each node of the graph, in one full layer; "
+                f"replication {self.replication:.2f}",
+            ),
         ]
 
 

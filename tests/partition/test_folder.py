@@ -1,0 +1,213 @@
+"""Partition folders: what is written comes back, and a folder that is not as written is refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from polyhop.errors import PartitionError
+from polyhop.graph import DenseFeatures, Graph, Part, SparseFeatures, SparseRows
+from polyhop.partition import Partition, PartitionFolder, cut, open_parts, partition, save_parts
+
+NODES = 50
+
+
+def _graph(kind: str = "dense") -> Graph:
+    gen = torch.Generator().manual_seed(2)
+    pairs = torch.randint(NODES, (300, 2), generator=gen).unique(dim=0)
+    rows = torch.randn(NODES, 6, generator=gen)
+    stores = {
+        "dense": DenseFeatures(rows),
+        "bfloat16": DenseFeatures(rows.to(torch.bfloat16)),
+        "int8": DenseFeatures((rows * 20).to(torch.int8), torch.rand(6, generator=gen)),
+        "none": None,
+    }
+    if kind == "sparse":
+        kept = torch.where(rows > 0, rows, 0).to_sparse_csr()
+        stores[kind] = SparseFeatures(SparseRows(kept.crow_indices(), kept.col_indices(), kept.values(), 6))
+    order = torch.randperm(NODES, generator=gen)
+    bare = kind == "none"
+    return Graph.from_edges(
+        pairs.t().contiguous(),
+        stores[kind],
+        None if bare else torch.randint(3, (NODES,), generator=gen),
+        num_nodes=NODES,
+        edge_weight=None if bare else torch.rand(len(pairs), generator=gen),
+        train=None if bare else order[:20],
+        val=None if bare else order[20:30],
+        test=None if bare else order[30:],
+    )
+
+
+def _same(ours: Part, theirs: Part) -> None:
+    for name, value in vars(theirs).items():
+        given = getattr(ours, name)
+        if isinstance(value, torch.Tensor):
+            assert given.dtype == value.dtype, name
+            assert torch.equal(given, value), name
+        elif name == "split" and value is not None:
+            assert all(torch.equal(getattr(given, s), getattr(value, s)) for s in ("train", "val", "test"))
+        elif name == "x" and value is not None:
+            a, b = (s.all() if isinstance(s, DenseFeatures) else s.all().dense() for s in (given, value))
+            assert torch.equal(a, b)
+        else:
+            assert given == value, name
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> PartitionFolder:
+    graph = _graph()
+    return save_parts(graph, partition(graph, 4, "fennel"), tmp_path / "parts")
+
+
+@pytest.mark.parametrize("mmap", [False, True])
+@pytest.mark.parametrize("kind", ["dense", "bfloat16", "int8", "sparse", "none"])
+def test_what_is_written_comes_back(tmp_path: Path, kind: str, mmap: bool) -> None:
+    graph = _graph(kind)
+    owner = torch.arange(NODES, dtype=torch.int32) % 3
+    made = Partition(owner + (owner == 2), 4, "file", 7)  # part 2 is empty
+    written: list[int] = []
+    folder = save_parts(graph, made, tmp_path / "parts", done=written.append)
+    assert written == [0, 1, 2, 3]
+    assert torch.equal(folder.new_ids(), made.new_ids)
+    assert folder.about["method"] == "file"
+    assert folder.about["quality"]["cut"] > 0
+    for index in range(4):
+        _same(folder.part(index, mmap=mmap), cut(graph, made, index))
+    folder.check()
+
+
+@pytest.mark.parametrize("kind", ["dense", "sparse", "none"])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 6])
+def test_fewer_ranks_than_parts(tmp_path: Path, kind: str, num_ranks: int) -> None:
+    graph = _graph(kind)
+    fine = partition(graph, 6, "ldg")
+    folder = save_parts(graph, fine, tmp_path / "parts")
+    coarse = Partition((fine.user_ids.new_zeros(NODES) + fine.owner // (6 // num_ranks)).int(), num_ranks)
+    for rank in range(num_ranks):
+        mine, expected = folder.for_rank(rank, num_ranks), cut(graph, coarse, rank)
+        assert torch.equal(mine.bounds, expected.bounds)
+        assert torch.equal(mine.user_ids.sort().values, expected.user_ids.sort().values)
+        lists = [
+            {
+                int(part.user_ids[row]): part.src_ids[
+                    part.indices[part.indptr[row] : part.indptr[row + 1]].long()
+                ].tolist()
+                for row in range(part.num_nodes)
+            }
+            for part in (mine, expected)
+        ]
+        assert lists[0] == lists[1]
+        facts = [dict(zip(part.src_ids.tolist(), part.out_degree.tolist())) for part in (mine, expected)]
+        assert facts[0] == facts[1]
+        if kind != "none":
+            at = expected.user_ids.argsort()[mine.user_ids.argsort().argsort()]
+            assert torch.equal(mine.y, expected.y[at])
+            train = [set(part.user_ids[part.split.train].tolist()) for part in (mine, expected)]
+            assert train[0] == train[1]
+            rows = [part.x.all() if kind == "dense" else part.x.all().dense() for part in (mine, expected)]
+            assert torch.equal(rows[0], rows[1][at])
+
+
+def test_ranks_that_do_not_divide_the_parts(saved: PartitionFolder) -> None:
+    with pytest.raises(PartitionError, match=r"4 parts, which 3 ranks cannot share evenly.*--parts 3"):
+        saved.for_rank(0, 3)
+    with pytest.raises(PartitionError, match=r"parts 0 \.\. 3, asked for 4"):
+        saved.part(4)
+
+
+def test_the_same_graph_gives_the_same_folder(tmp_path: Path) -> None:
+    graph = _graph()
+    for name in ("a", "b"):
+        save_parts(graph, partition(graph, 3, "hash"), tmp_path / name)
+    first = {
+        f.relative_to(tmp_path / "a"): f.read_bytes() for f in (tmp_path / "a").rglob("*") if f.is_file()
+    }
+    again = {
+        f.relative_to(tmp_path / "b"): f.read_bytes() for f in (tmp_path / "b").rglob("*") if f.is_file()
+    }
+    assert first == again
+
+
+def test_a_truncated_file_is_named(saved: PartitionFolder) -> None:
+    file = saved.path / "part-00001" / "indices.npy"
+    file.write_bytes(file.read_bytes()[:-4])
+    with pytest.raises(PartitionError, match=r"part-00001/indices.npy: .* bytes, expected .*damaged"):
+        open_parts(saved.path).part(1)
+    open_parts(saved.path).part(0)  # the others still serve
+
+
+def test_a_changed_file_is_named(saved: PartitionFolder) -> None:
+    file = saved.path / "part-00002" / "x.npy"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(bytes(content))
+    with pytest.raises(PartitionError, match=r"part-00002/x.npy: its content changed"):
+        saved.part(2)
+    with pytest.raises(PartitionError, match=r"part-00002/x.npy"):
+        saved.check()
+
+
+def test_a_missing_file_is_named(saved: PartitionFolder) -> None:
+    (saved.path / "part-00000" / "halo.npy").unlink()
+    with pytest.raises(PartitionError, match=r"part-00000/halo.npy: No such file"):
+        saved.part(0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": 99}, "has format 99, this polyhop reads up to 1: upgrade"),
+        ({"format": "x"}, "not a polyhop manifest"),
+        ({"bounds": None}, "without bounds"),
+    ],
+)
+def test_a_wrong_manifest(saved: PartitionFolder, change, message) -> None:
+    about = {k: v for k, v in {**saved.about, **change}.items() if v is not None}
+    (saved.path / "manifest.json").write_text(json.dumps(about))
+    with pytest.raises(PartitionError, match=message):
+        open_parts(saved.path)
+
+
+def test_not_a_folder_of_parts(tmp_path: Path) -> None:
+    with pytest.raises(PartitionError, match="is no partition folder"):
+        open_parts(tmp_path)
+    (tmp_path / "manifest.json").write_text("{")
+    with pytest.raises(PartitionError, match="cannot be read"):
+        open_parts(tmp_path)
+
+
+def test_an_existing_folder_is_left_alone(saved: PartitionFolder) -> None:
+    graph = _graph()
+    with pytest.raises(PartitionError, match="is there already"):
+        save_parts(graph, partition(graph, 2, "hash"), saved.path)
+    saved.check()
+
+
+def test_nothing_half_written_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = _graph()
+    real, count = np.save, [0]
+
+    def full(file, array) -> None:
+        count[0] += 1
+        if count[0] == 9:
+            raise OSError(28, "No space left on device")
+        real(file, array)
+
+    monkeypatch.setattr(np, "save", full)
+    with pytest.raises(PartitionError, match=r"cannot write .*No space left"):
+        save_parts(graph, partition(graph, 3, "hash"), tmp_path / "parts")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_run_left_is_replaced(tmp_path: Path) -> None:
+    left = tmp_path / ".tmp-parts"
+    (left / "part-00000").mkdir(parents=True)
+    (left / "part-00000" / "indices.npy").write_bytes(b"half")
+    graph = _graph()
+    save_parts(graph, partition(graph, 2, "hash"), tmp_path / "parts").check()
+    assert [p.name for p in tmp_path.iterdir()] == ["parts"]
