@@ -113,14 +113,10 @@ class Placement:
         return x.to(self.device, self.dtype)
 
     def block(self, block: Block) -> Block:
-        """A block on the device, its weights in the input format."""
+        """A block on the device, its weights in the input format (their sums stay in double)."""
         if block.device != self.device:
             block = block.to(self.device)
-        weights = {
-            "edge_weight": block.edge_weight,
-            "in_weight": block.in_weight,
-            "loop_weight": block.loop_weight,
-        }
+        weights = {"edge_weight": block.edge_weight, "loop_weight": block.loop_weight}
         changed = {k: v.to(self.dtype) for k, v in weights.items() if v is not None and v.dtype != self.dtype}
         return replace(block, **changed) if changed else block  # type: ignore[arg-type]
 
