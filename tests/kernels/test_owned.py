@@ -139,6 +139,17 @@ def test_never_owned_if_a_held_gradient_looks_the_same() -> None:
     assert not owned(torch.ones(2, 2))
 
 
+def test_measuring_does_not_depend_on_torchs_defaults(native_only: None) -> None:
+    module = importlib.import_module("polyhop.kernels.dropout")
+    owned = Owned(lambda h: module._Dropout.apply(h, None, 0.0, 0, 0, True, False))
+    torch.set_default_dtype(torch.float16)
+    try:
+        owned.measure()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert owned._seen is None
+
+
 def test_measuring_is_invisible_to_checkpointing(native_only: None, monkeypatch: pytest.MonkeyPatch) -> None:
     module = importlib.import_module("polyhop.kernels.dropout")
     monkeypatch.setattr(

@@ -204,6 +204,16 @@ def test_nothing_half_written_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert list(tmp_path.iterdir()) == []
 
 
+def test_nothing_stays_of_an_interrupted_run(tmp_path: Path) -> None:
+    def stop(part: int) -> None:
+        raise KeyboardInterrupt
+
+    graph = _graph()
+    with pytest.raises(KeyboardInterrupt):
+        save_parts(graph, partition(graph, 3, "hash"), tmp_path / "parts", done=stop)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_a_killed_run_left_is_replaced(tmp_path: Path) -> None:
     left = tmp_path / ".tmp-parts"
     (left / "part-00000").mkdir(parents=True)

@@ -43,9 +43,13 @@ def command(
       polyhop partition edges.csv --parts 2 --method file --file graph.part.2 --out parts
     """
     from polyhop import datasets
-    from polyhop.partition import default_method, partition, quality, save_parts
+    from polyhop.partition import check_free, default_method, partition, quality, save_parts
 
-    chosen = default_method() if method == "auto" and file is None else "file" if method == "auto" else method
+    if out is not None:
+        check_free(out)  # before the work, not after it
+    chosen = method
+    if method == "auto":
+        chosen = default_method() if file is None else "file"
     options: dict[str, Any] = {} if file is None else {"path": file}
     graph = datasets.load(name, data_dir=data_dir, nodes=nodes)
     made = partition(graph, parts, chosen, seed=seed, **options)

@@ -40,15 +40,17 @@ class Owned:
     def _measure(self) -> None:
         if not hasattr(torch.Tensor, "_use_count") or not hasattr(torch._C, "_storage_Use_Count"):
             return
-        self._seen = []
-        for is_held in (False, True):
-            leaf = torch.ones(2, 2, requires_grad=True)
-            held: list[Tensor] = []
-            out = self._apply(leaf * 1)
-            if is_held:
-                out.register_hook(held.append)
-            (out @ torch.ones(2, 2)).sum().backward()
-        seen, self._seen = self._seen, None
+        seen = self._seen = []
+        try:
+            for is_held in (False, True):
+                leaf = torch.ones(2, 2, dtype=torch.float32, device="cpu", requires_grad=True)
+                held: list[Tensor] = []
+                out = self._apply(leaf * 1)
+                if is_held:
+                    out.register_hook(held.append)
+                (out @ torch.ones_like(leaf)).sum().backward()
+        finally:
+            self._seen = None
         if len(seen) == 2 and seen[0] != seen[1]:
             self._alone = seen[0]
 

@@ -37,9 +37,7 @@ class Layer(nn.Module):
     out_channels: int
     has_pieces: ClassVar[bool] = True  # False for wrapped layers, which have only ``forward``
     reads_own: bool = False  # update needs the destinations' input rows
-    gives_own: bool = (
-        False  # the result is a new tensor that its backward pass does not read: it may be overwritten
-    )
+    gives_own: bool = False  # the result is a new tensor that no backward pass reads: it may be overwritten
     takes_carried: ClassVar[bool] = False  # update needs rows carried from earlier (GCNII's h0)
 
     def set_widths(self, in_channels: int, out_channels: int) -> None:

@@ -11,7 +11,7 @@ from polyhop.partition.block import block
 from polyhop.partition.cut import cut
 from polyhop.partition.fennel import fennel
 from polyhop.partition.file import from_file
-from polyhop.partition.folder import PartitionFolder, open_parts, save_parts
+from polyhop.partition.folder import PartitionFolder, check_free, open_parts, save_parts
 from polyhop.partition.hash import hash_parts
 from polyhop.partition.ldg import ldg
 from polyhop.partition.metis import metis
@@ -23,6 +23,7 @@ __all__ = [
     "Partition",
     "PartitionFolder",
     "Quality",
+    "check_free",
     "cut",
     "default_method",
     "open_parts",

@@ -29,7 +29,7 @@ from polyhop.partition.cut import cut
 from polyhop.partition.quality import quality
 from polyhop.partition.record import Partition
 
-__all__ = ["FORMAT", "PartitionFolder", "open_parts", "save_parts"]
+__all__ = ["FORMAT", "PartitionFolder", "check_free", "open_parts", "save_parts"]
 
 FORMAT = 1
 _MANIFEST = "manifest.json"
@@ -45,8 +45,7 @@ def save_parts(
 ) -> PartitionFolder:
     """Write all parts of a graph in memory; ``done`` is told each part written. Nothing half-written keeps the name."""
     path = Path(path)
-    if path.exists():
-        raise PartitionError(f"{path} is there already: remove it, or give another --out")
+    check_free(path)
     temporary = path.with_name(_TEMPORARY + path.name)
     try:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -80,10 +79,18 @@ def save_parts(
         _sync(temporary)
         temporary.rename(path)
         _sync(path.parent)
-    except OSError as error:
+    except BaseException as error:  # Ctrl-C too: nothing half-written stays
         shutil.rmtree(temporary, ignore_errors=True)
-        raise PartitionError(f"cannot write {path}: {error.strerror or error}") from error
+        if isinstance(error, OSError):
+            raise PartitionError(f"cannot write {path}: {error.strerror or error}") from error
+        raise
     return open_parts(path)
+
+
+def check_free(path: Path) -> None:
+    """PartitionError if there is something of that name: a folder of parts is never written over."""
+    if path.exists():
+        raise PartitionError(f"{path} is there already: remove it, or give another --out")
 
 
 def open_parts(path: str | Path) -> PartitionFolder:

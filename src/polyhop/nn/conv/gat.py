@@ -63,9 +63,8 @@ class GATConv(Layer):
         self.fill_value = fill_value
         self.residual = residual
         self.reads_own = residual
-        self.gives_own = (
-            bias or not concat
-        )  # else the result is the aggregation's own, which its backward pass reads
+        # Else the result is the aggregation's own, which its backward pass reads.
+        self.gives_own = bias or not concat
         self.lin = nn.Linear(in_channels, heads * out_channels, bias=False)
         self.att_src = nn.Parameter(torch.empty(1, heads, out_channels))
         self.att_dst = nn.Parameter(torch.empty(1, heads, out_channels))
