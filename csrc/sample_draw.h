@@ -138,43 +138,95 @@ class FloydBits {
   std::vector<uint64_t> taken_;
 };
 
+// Ids on their way into lanes: a vector that is set lane by lane goes through memory for each of them.
+struct IdLanes {
+  uint32_t lows[kLanes] = {}, highs[kLanes] = {};
+
+  void set(int l, uint64_t id) { lows[l] = uint32_t(id), highs[l] = uint32_t(id >> 32); }
+  void load(Lanes& low, Lanes& high) const {
+    std::memcpy(&low, lows, sizeof(low));
+    std::memcpy(&high, highs, sizeof(high));
+  }
+};
+
+// How LABOR reads a list: the entry itself is the id that numbers a source.
+template <class Index>
+struct OwnIds {
+  const Index* indices;
+
+  // The first lines of a list; the rest is a stream the processor sees.
+  void ask(int64_t begin, int64_t degree) const {
+    constexpr int64_t kLine = 64 / sizeof(Index);
+    for (int64_t k = 0; k < std::min(degree, 4 * kLine); k += kLine) __builtin_prefetch(&indices[begin + k], 0, 3);
+  }
+
+  __attribute__((always_inline)) void load(int64_t at, int count, Lanes& low, Lanes& high) const {
+    const Index* ids = indices + at;
+    if (sizeof(Index) == 4 && count == kLanes) {
+      std::memcpy(&low, ids, sizeof(low));
+      return;
+    }
+    IdLanes lanes;
+    for (int l = 0; l < count; ++l) lanes.set(l, uint64_t(ids[l]));
+    lanes.load(low, high);
+  }
+};
+
+// Or the entry is a row of a table of ids, which is read out of order: entries are looked up some groups ahead.
+template <class Index>
+struct TableIds {
+  const Index* indices;
+  int64_t num_edges;
+  const int64_t* table;
+
+  void ask(int64_t begin, int64_t degree) const { OwnIds<Index>{indices}.ask(begin, degree); }
+
+  __attribute__((always_inline)) void load(int64_t at, int count, Lanes& low, Lanes& high) const {
+    constexpr int64_t kAhead = 32;
+    const int64_t soon = std::min(at + kAhead, num_edges), end = std::min(soon + count, num_edges);
+    for (int64_t k = soon; k < end; ++k) __builtin_prefetch(&table[indices[k]], 0, 3);
+    IdLanes lanes;
+    for (int l = 0; l < count; ++l) lanes.set(l, uint64_t(table[indices[at + l]]));
+    lanes.load(low, high);
+  }
+};
+
 // LABOR-0: every source has one number per hop, shared by all destinations; a node keeps its `fanout` smallest.
 class Labor {
  public:
-  template <class Index, class Out>
-  void draw(uint64_t key, const Index* sources, int64_t degree, int64_t fanout, Out* picks) {
+  template <class Sources, class Out>
+  void draw(uint64_t key, Sources sources, int64_t list, int64_t degree, int64_t fanout, Out* picks) {
     // Few numbers are below a little more than fanout / degree; in the rare case that too few are, all are looked at.
     const double likely = (double(fanout) + 4 * std::sqrt(double(fanout)) + 4) / double(degree);
-    if (likely < 1) scan(key, sources, degree, uint32_t(likely * 4294967296.0));
-    if (likely >= 1 || int64_t(best_.size()) < fanout) scan(key, sources, degree, ~0u);
-    std::nth_element(best_.begin(), best_.begin() + fanout - 1, best_.end());
+    if (int64_t(best_.size()) < degree) best_.resize(size_t(degree));
+    int64_t found = 0;
+    if (likely < 1) found = scan(key, sources, list, degree, uint32_t(likely * 4294967296.0));
+    if (found < fanout) found = scan(key, sources, list, degree, ~0u);
+    std::nth_element(best_.begin(), best_.begin() + fanout - 1, best_.begin() + found);
     for (int64_t i = 0; i < fanout; ++i) picks[i] = Out(best_[size_t(i)] & 0xFFFFFFFFu);
     std::sort(picks, picks + fanout);
   }
 
  private:
-  // All sources whose number is at most `bound`.
-  template <class Index>
-  void scan(uint64_t key, const Index* sources, int64_t degree, uint32_t bound) {
-    best_.clear();
+  // Finds all sources of the list whose number is at most `bound`; how many.
+  template <class Sources>
+  int64_t scan(uint64_t key, Sources sources, int64_t list, int64_t degree, uint32_t bound) {
+    uint64_t* best = best_.data();
+    int64_t found = 0;
     for (int64_t begin = 0; begin < degree; begin += kLanes) {
       const int count = int(std::min<int64_t>(kLanes, degree - begin));
       Lanes low{}, high{}, words[4];
-      load(sources + begin, count, low, high);
+      sources.load(list + begin, count, low, high);
       philox_lanes(key, low, high, 0, words);
       if (!any(words[0] <= bound)) continue;
-      for (int l = 0; l < count; ++l)
-        if (words[0][l] <= bound) best_.push_back(uint64_t(words[0][l]) << 32 | uint64_t(begin + l));
+      uint32_t number[kLanes];
+      std::memcpy(number, &words[0], sizeof(number));
+      for (int l = 0; l < count; ++l) {
+        best[found] = uint64_t(number[l]) << 32 | uint64_t(begin + l);  // kept only if small enough
+        found += number[l] <= bound;
+      }
     }
-  }
-
-  template <class Index>
-  static void load(const Index* ids, int count, Lanes& low, Lanes& high) {
-    if (sizeof(Index) == 4 && count == kLanes) {
-      std::memcpy(&low, ids, sizeof(low));
-      return;
-    }
-    for (int l = 0; l < count; ++l) low[l] = uint32_t(ids[l]), high[l] = uint32_t(uint64_t(ids[l]) >> 32);
+    return found;
   }
 
   std::vector<uint64_t> best_;  // (source's number << 32 | position): the earlier position wins a tie

@@ -4,6 +4,7 @@
 #pragma once
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -90,27 +91,37 @@ class DenseTable {
   Buffer<uint32_t> marks_;
 };
 
+// Where ids hash to. Those of one graph, 0 .. n-1, spread evenly with few collisions by one product.
+struct NodeIds {
+  static uint64_t mix(uint64_t id) { return id * 0x9E3779B97F4A7C15u; }
+};
+// Any others too: ids that differ in high bits only (a rank, say) lie apart.
+struct AnyIds {
+  static uint64_t mix(uint64_t id) { return NodeIds::mix(id + (id >> 32) * 0xD6E8FEB86659FD93u); }
+};
+
 // Open addressing with linear probing, at most half full: memory follows the batch, not the graph.
+template <class Ids>
 class HashTable {
  public:
-  explicit HashTable(uint32_t first_batch) : batch_(first_batch) {}
+  explicit HashTable(uint32_t first_batch) : batch_(first_batch ? first_batch : 1) {}
 
   void start(int64_t) {
     const bool is_spent = ++batch_ == 0;
     if (is_spent) batch_ = 1;
-    if (!capacity_) capacity_ = 1024, slots_.assign_zero(capacity_);
-    else if (is_spent) slots_.assign_zero(capacity_);
+    if (is_spent || !capacity_) clear(std::max(capacity_, kFewest));
   }
   // Room for `more` new ids beside the `count` that are in.
   void make_room(const int64_t* ids, int64_t count, int64_t more) {
     if ((count + more) * 2 <= capacity_) return;
-    while ((count + more) * 2 > capacity_) capacity_ *= 2;
-    slots_.assign_zero(capacity_);
-    batch_ = 1;
+    int64_t capacity = std::max(capacity_, kFewest);
+    while ((count + more) * 2 > capacity) capacity *= 2;
+    clear(capacity);
     for (int64_t i = 0; i < count; ++i) row(ids[i], i);
   }
   void prefetch(int64_t id) { __builtin_prefetch(&slots_[home(id)], 1, 3); }
 
+  // The row of `id`; `count` if it is new, which then holds it.
   int64_t row(int64_t id, int64_t count) {
     for (int64_t s = home(id);; s = (s + 1) & (capacity_ - 1)) {
       Slot& slot = slots_[s];
@@ -122,15 +133,29 @@ class HashTable {
     }
   }
 
+  // The row of `id`, -1 if it has none.
+  int64_t find(int64_t id) {
+    for (int64_t s = home(id);; s = (s + 1) & (capacity_ - 1)) {
+      const Slot& slot = slots_[s];
+      if (slot.batch != batch_) return -1;
+      if (slot.id == id) return slot.row;
+    }
+  }
+
  private:
+  static constexpr int64_t kFewest = 1024;
   struct Slot {
     int64_t id;
-    uint32_t batch, row;
+    uint32_t batch, row;  // batch 0: of none
   };
 
-  int64_t home(int64_t id) const {
-    return int64_t(uint64_t(id) * 0x9E3779B97F4A7C15u >> 20) & (capacity_ - 1);
+  void clear(int64_t capacity) {
+    capacity_ = 0;  // until there is memory
+    slots_.assign_zero(capacity);
+    capacity_ = capacity;
   }
+
+  int64_t home(int64_t id) const { return int64_t(Ids::mix(uint64_t(id)) >> 20) & (capacity_ - 1); }
 
   int64_t capacity_ = 0;
   uint32_t batch_;

@@ -7,7 +7,7 @@
 #include <deque>
 
 #include "isa.h"
-#include "sample_draw.h"
+#include "sample_choose.h"
 #include "sample_relabel.h"
 
 struct SampleRequest {
@@ -39,8 +39,6 @@ enum Status : int64_t {
   kBadRow = -5,
   kBadSource = -6
 };
-constexpr int64_t kMostDst = 64;  // destinations in a block
-enum Method { kUniform = 0, kLabor = 1 };
 
 // Destinations on their way through the stages.
 struct Flight {
@@ -69,11 +67,10 @@ struct Sampler {
   int64_t count = 0;    // nodes of the batch so far
   Buffer<int64_t> ids;  // their global ids, by local row
   DenseTable dense;
-  HashTable hash;
+  HashTable<NodeIds> hash;
   std::deque<Layer> layers;  // from the seeds outward
   Flight flights[4];
-  FloydBits floyd;
-  Labor labor;
+  Scratch scratch;
 };
 
 struct Failure {
@@ -92,8 +89,7 @@ class Hop {
         indptr_(request.indptr),
         indices_(static_cast<const Index*>(request.indices)),
         fanout_(request.fanouts[hop]),
-        key_(request.keys[hop]),
-        method_(request.method),
+        chooser_(sampler.scratch, {indices_}, fanout_, request.keys[hop], request.method),
         check_(request.check != 0) {}
 
   void run() {
@@ -115,7 +111,7 @@ class Hop {
   // Destinations per block: enough edges in flight to hide memory, few enough to stay in the first-level cache.
   int64_t block_size() const {
     constexpr int64_t kFewest = 16, kEdges = 256;
-    return fanout_ < 0 ? kFewest : std::max(kFewest, std::min(kMostDst, kEdges / fanout_ / kFewest * kFewest));
+    return fanout_ < 0 ? kFewest : std::max(kFewest, std::min(kMostRows, kEdges / fanout_ / kFewest * kFewest));
   }
 
   void ask_rows(int64_t first, int64_t num_dst, Flight& flight) {
@@ -126,72 +122,23 @@ class Hop {
 
   // Chooses the edges of each destination, and asks for their sources.
   void draw(Flight& flight) {
-    Row rows[kMostDst];
+    Row rows[kMostRows];
     int64_t* ends = layer_.indptr.data() + flight.first + 1;
     int64_t total = 0;
     for (int64_t i = 0; i < flight.num_dst; ++i) {
       const int64_t id = s_.ids[flight.first + i], begin = indptr_[id], degree = indptr_[id + 1] - begin;
       if (check_ && (degree < 0 || begin < 0 || begin + degree > s_.num_edges)) throw Failure{kBadRow, id};
       rows[i] = {id, begin, degree, total};
-      if (method_ == kLabor) ask_list(begin, degree);
-      total += fanout_ < 0 ? degree : std::min(degree, fanout_);
+      chooser_.ask(rows[i]);
+      total += chooser_.num_picks(degree);
       ends[i] = layer_.num_edges + total;
     }
     flight.edge_begin = layer_.num_edges;
     flight.num_edges = total;
     flight.position.reserve(total, 0);
     layer_.num_edges += total;
-    choose(rows, flight.num_dst, flight.position.data());
+    chooser_.choose(rows, flight.num_dst, flight.position.data());
     for (int64_t e = 0; e < total; ++e) __builtin_prefetch(&indices_[flight.position[e]], 0, 3);
-  }
-
-  // LABOR reads whole lists: their first lines are asked for here, the rest is a stream the processor sees.
-  void ask_list(int64_t begin, int64_t degree) {
-    constexpr int64_t kLine = 64 / sizeof(Index);
-    for (int64_t k = 0; k < std::min(degree, 4 * kLine); k += kLine) __builtin_prefetch(&indices_[begin + k], 0, 3);
-  }
-
-  struct Row {
-    int64_t id, begin, degree, out;
-  };
-
-  void choose(const Row* rows, int64_t num_rows, int64_t* position) {
-    const Row* lanes[kMostDst];
-    int64_t num_lanes = 0;
-    for (const Row* row = rows; row < rows + num_rows; ++row) {
-      int64_t* out = position + row->out;
-      if (fanout_ < 0 || row->degree <= fanout_) {
-        for (int64_t k = 0; k < row->degree; ++k) out[k] = row->begin + k;
-        continue;
-      }
-      if (method_ == kUniform && fanout_ <= kLaneFanout && row->degree <= kNarrow) {
-        lanes[num_lanes++] = row;
-        continue;
-      }
-      if (method_ == kLabor)
-        s_.labor.draw(key_, indices_ + row->begin, row->degree, fanout_, out);
-      else
-        s_.floyd.draw(key_, uint64_t(row->id), row->degree, fanout_, out);
-      for (int64_t k = 0; k < fanout_; ++k) out[k] += row->begin;
-    }
-    for (int64_t first = 0; first < num_lanes; first += kLanes)
-      choose_lanes(lanes + first, int(std::min<int64_t>(kLanes, num_lanes - first)), position);
-  }
-
-  void choose_lanes(const Row* const* rows, int num_rows, int64_t* position) {
-    Lanes low, high, degree;
-    SignedLanes picks[kLaneFanout];
-    for (int l = 0; l < kLanes; ++l) {
-      const Row& row = *rows[l < num_rows ? l : 0];
-      low[l] = uint32_t(row.id);
-      high[l] = uint32_t(uint64_t(row.id) >> 32);
-      degree[l] = uint32_t(row.degree);
-    }
-    floyd_lanes(key_, low, high, degree, int(fanout_), picks);
-    for (int l = 0; l < num_rows; ++l) {
-      int64_t* out = position + rows[l]->out;
-      for (int64_t k = 0; k < fanout_; ++k) out[k] = rows[l]->begin + picks[k][l];
-    }
   }
 
   void read_sources(Flight& flight) {
@@ -232,8 +179,7 @@ class Hop {
   const int64_t* indptr_;
   const Index* indices_;
   const int64_t fanout_;
-  const uint64_t key_;
-  const int64_t method_;
+  Chooser<OwnIds<Index>> chooser_;
   const bool check_;
 };
 

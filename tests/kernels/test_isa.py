@@ -15,7 +15,7 @@ PROGRAM = """
 import hashlib, torch
 from polyhop.graph.block import Block
 from polyhop.kernels import *
-from polyhop.kernels import native
+from polyhop.kernels import native, varint
 
 gen = torch.Generator().manual_seed(0)
 
@@ -56,6 +56,15 @@ for dtype in (torch.float32, torch.float64, torch.bfloat16):
         out = attention(block, *given, self_loop=True, dropout_p=0.3, dropout_key=8)
         out.backward(rand(num_dst, heads, channels, dtype=dtype))
         digest(f"attention {dtype} {heads}x{channels}", out, *(t.grad for t in given))
+rows, ids = torch.randint(num_dst, (9000,), generator=gen), torch.randint(1 << 62, (num_src,), generator=gen)
+for fanout in (5, 12, 70, -1):
+    for method in ("uniform", "labor"):
+        got = draw(indptr, indices, rows, fanout, 77, ids=ids[:num_dst], source_ids=ids, method=method)
+        digest(f"draw {method} {fanout}", *got)
+table = Relabel()
+digest("relabel", table.add(ids[indices]), table.ids(), table.find(ids))
+data = varint.encode(ids.sort().values)
+digest("varint", data, varint.decode(data, num_src), varint.encode(indptr))
 """
 
 

@@ -1,7 +1,7 @@
 """Every kernel in plain torch: fallback, oracle and baseline at once. Runs on any device; torch differentiates it.
 
-Legend: D destinations, S sources, E edges, P pool rows, F columns, H heads, C channels per head. Sums are taken in float32
-for bfloat16 and float16 rows, in the rows' own dtype otherwise.
+Legend: D destinations, S sources, E edges, P pool rows, F columns, H heads, C channels per head, k rows that draw. Sums are
+taken in float32 for bfloat16 and float16 rows, in the rows' own dtype otherwise.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ from torch import Tensor
 from polyhop.kernels.keys import fold
 
 __all__ = [
+    "DRAW_METHODS",
     "attention",
+    "draw",
     "dropout",
     "dropout_values",
     "gather_rows",
     "keep_lanes",
     "philox",
     "random_u32",
+    "relabel",
     "scatter_add_rows",
     "spmm",
     "sum_dtype",
@@ -28,6 +31,9 @@ __all__ = [
     "transpose",
 ]
 
+DRAW_METHODS = ("uniform", "labor")
+
+_NARROW = 65536  # largest degree served by 32-bit draws
 _LOW = 0xFFFFFFFF
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
@@ -197,3 +203,91 @@ def dropout_values(values: Tensor, ids: Tensor, columns: Tensor, p: float, key: 
     lanes = _lanes(philox(key, ids, column >> 3)).gather(1, (column & 7)[:, None])[:, 0]
     dtype = sum_dtype(values.dtype)
     return (values.to(dtype) * keep_lanes(lanes, p).to(dtype)).to(values.dtype)
+
+
+def draw(
+    indptr: Tensor,
+    indices: Tensor,
+    rows: Tensor,
+    fanout: int,
+    key: int,
+    *,
+    ids: Tensor,
+    source_ids: Tensor | None = None,
+    method: str = "uniform",
+) -> tuple[Tensor, Tensor]:
+    """(int64 [k + 1], positions in indices): what ``rows`` int64 [k] draw under ``ids`` int64 [k], ascending in a row."""
+    begin = indptr[rows]
+    degree = indptr[rows + 1] - begin
+    taken = degree if fanout < 0 else degree.clamp(max=fanout)
+    ends = _ends(taken)
+    position = _spread(begin, ends)
+    some = (degree > taken).nonzero()[:, 0]  # the rest takes all its in-edges
+    if some.numel():
+        if method == "labor":
+            picks = _labor(key, indices, source_ids, begin[some], degree[some], fanout)
+        else:
+            picks = _floyd(key, ids[some], degree[some], fanout)
+        at = ends[some, None] + torch.arange(fanout, device=rows.device)
+        position[at] = begin[some, None] + picks
+    return ends, position
+
+
+def _ends(counts: Tensor) -> Tensor:
+    """int64 [n + 1]: running sum of counts [n], from 0."""
+    ends = torch.zeros(counts.numel() + 1, dtype=torch.int64, device=counts.device)
+    torch.cumsum(counts, 0, out=ends[1:])
+    return ends
+
+
+def _spread(begin: Tensor, ends: Tensor) -> Tensor:
+    """int64 [ends[-1]]: begin[i], begin[i] + 1, ... for the ends[i + 1] - ends[i] entries of each row i."""
+    shift = torch.repeat_interleave(begin - ends[:-1], ends[1:] - ends[:-1])
+    return shift + torch.arange(shift.numel(), device=ends.device)
+
+
+def _floyd(key: int, ids: Tensor, degree: Tensor, fanout: int) -> Tensor:
+    """int64 [n, fanout]: ascending positions in the in-edge lists of ids (int64 [n]), each degree above the fan-out."""
+    wide = degree > _NARROW
+    picks = torch.empty(ids.numel(), fanout, dtype=torch.int64, device=ids.device)
+    words = pairs = philox(key, ids)
+    for i in range(fanout):
+        last = degree - fanout + i
+        if i and i % 2 == 0:
+            pairs = philox(key, ids, i // 2)
+        if i and i % 4 == 0:
+            words = philox(key, ids, i // 4)
+        low, high = pairs[i % 2 * 2], pairs[i % 2 * 2 + 1]
+        t_wide = (
+            high * (last + 1) + (low * (last + 1) >> 32)
+        ) >> 32  # top half of 128 bits; degrees are below 2^31
+        t = torch.where(wide, t_wide, words[i % 4] * (last + 1) >> 32)
+        is_taken = (picks[:, :i] == t[:, None]).any(1)
+        picks[:, i] = torch.where(is_taken, last, t)
+    return picks.sort(1).values
+
+
+def _labor(
+    key: int, indices: Tensor, source_ids: Tensor | None, begin: Tensor, degree: Tensor, fanout: int
+) -> Tensor:
+    """int64 [n, fanout]: ascending positions of the sources with the smallest numbers; the earlier position wins a tie."""
+    ends = _ends(degree)
+    sources = indices[_spread(begin, ends)].long()
+    number = philox(key, sources if source_ids is None else source_ids[sources])[0]
+    row = torch.repeat_interleave(torch.arange(degree.numel(), device=degree.device), degree)
+    order = torch.sort(number, stable=True).indices
+    order = order[torch.sort(row[order], stable=True).indices]
+    best = order[ends[:-1, None] + torch.arange(fanout, device=degree.device)]
+    return (best - ends[:-1, None]).sort(1).values
+
+
+def relabel(ids: Tensor, more: Tensor) -> tuple[Tensor, Tensor]:
+    """Distinct ids int64 [n] followed by the new ones of ``more`` by first appearance; and the int32 row of each of more."""
+    everyone = torch.cat([ids, more])
+    distinct, which = torch.unique(everyone, return_inverse=True)
+    place = torch.arange(everyone.numel(), device=ids.device)
+    first = torch.full_like(distinct, everyone.numel()).scatter_reduce(0, which, place, "amin")
+    order = torch.sort(first).indices
+    row = torch.empty_like(order)
+    row[order] = torch.arange(order.numel(), device=ids.device)
+    return distinct[order], row[which[ids.numel() :]].to(torch.int32)

@@ -22,9 +22,8 @@ from polyhop.kernels import checks, native, reference
 
 __all__ = ["METHODS", "Sampled", "SampledLayer", "Sampler", "check_fanouts", "sample_reference"]
 
-METHODS = ("uniform", "labor")
+METHODS = reference.DRAW_METHODS
 _TABLES = ("auto", "dense", "hash")
-_NARROW = 65536  # largest degree served by 32-bit draws
 _SEED_RANGE, _SEED_TWICE, _MEMORY, _TOO_MANY, _BAD_ROW, _BAD_SOURCE = -1, -2, -3, -4, -5, -6
 
 
@@ -192,19 +191,8 @@ def sample_reference(
     _check_seeds(seeds, indptr.numel() - 1)
     ids, layers = seeds, []
     for fanout, key in zip(fanouts, keys, strict=True):
-        begin = indptr[ids]
-        degree = indptr[ids + 1] - begin
-        taken = degree if fanout < 0 else degree.clamp(max=fanout)
-        ends = torch.zeros(ids.numel() + 1, dtype=torch.int64, device=ids.device)
-        torch.cumsum(taken, 0, out=ends[1:])
-        edge = _spread(begin, ends)
-        some = (degree > taken).nonzero()[:, 0]  # the rest takes all its in-edges
-        if some.numel():
-            draw = _labor if method == "labor" else _floyd
-            picks = draw(key, indices, ids[some], begin[some], degree[some], fanout)
-            at = ends[some, None] + torch.arange(fanout, device=ids.device)
-            edge[at] = begin[some, None] + picks
-        ids, local = _relabel(ids, indices[edge].long())
+        ends, edge = reference.draw(indptr, indices, ids, fanout, key, ids=ids, method=method)
+        ids, local = reference.relabel(ids, indices[edge].long())
         layers.append(SampledLayer(ends, local, edge if keep_edges else None, ids.numel()))
     return Sampled(ids, (indptr[ids + 1] - indptr[ids]).to(torch.int32), tuple(layers))
 
@@ -217,54 +205,3 @@ def _check_seeds(seeds: Tensor, nodes: int) -> None:
     again = order[1:][seeds[order[1:]] == seeds[order[:-1]]]
     if again.numel():
         raise _twice(seeds, int(again.min()))
-
-
-def _spread(begin: Tensor, ends: Tensor) -> Tensor:
-    """int64 [ends[-1]]: begin[i], begin[i] + 1, ... for the ends[i + 1] - ends[i] entries of each row i."""
-    shift = torch.repeat_interleave(begin - ends[:-1], ends[1:] - ends[:-1])
-    return shift + torch.arange(shift.numel(), device=ends.device)
-
-
-def _floyd(key: int, indices: Tensor, ids: Tensor, begin: Tensor, degree: Tensor, fanout: int) -> Tensor:
-    """int64 [n, fanout]: ascending positions in the in-edge lists of ids (int64 [n]), each degree above the fan-out."""
-    wide = degree > _NARROW
-    picks = torch.empty(ids.numel(), fanout, dtype=torch.int64, device=ids.device)
-    words = pairs = reference.philox(key, ids)
-    for i in range(fanout):
-        last = degree - fanout + i
-        if i and i % 2 == 0:
-            pairs = reference.philox(key, ids, i // 2)
-        if i and i % 4 == 0:
-            words = reference.philox(key, ids, i // 4)
-        low, high = pairs[i % 2 * 2], pairs[i % 2 * 2 + 1]
-        t_wide = (
-            high * (last + 1) + (low * (last + 1) >> 32)
-        ) >> 32  # top half of 128 bits; degrees are below 2^31
-        t = torch.where(wide, t_wide, words[i % 4] * (last + 1) >> 32)
-        is_taken = (picks[:, :i] == t[:, None]).any(1)
-        picks[:, i] = torch.where(is_taken, last, t)
-    return picks.sort(1).values
-
-
-def _labor(key: int, indices: Tensor, ids: Tensor, begin: Tensor, degree: Tensor, fanout: int) -> Tensor:
-    """int64 [n, fanout]: ascending positions of the sources with the smallest numbers; the earlier position wins a tie."""
-    ends = torch.zeros(ids.numel() + 1, dtype=torch.int64, device=ids.device)
-    torch.cumsum(degree, 0, out=ends[1:])
-    number = reference.philox(key, indices[_spread(begin, ends)].long())[0]
-    row = torch.repeat_interleave(torch.arange(ids.numel(), device=ids.device), degree)
-    order = torch.sort(number, stable=True).indices
-    order = order[torch.sort(row[order], stable=True).indices]
-    best = order[ends[:-1, None] + torch.arange(fanout, device=ids.device)]
-    return (best - ends[:-1, None]).sort(1).values
-
-
-def _relabel(ids: Tensor, sources: Tensor) -> tuple[Tensor, Tensor]:
-    """All nodes, ids first, then new sources by first appearance; and the int32 row of each source."""
-    everyone = torch.cat([ids, sources])
-    distinct, which = torch.unique(everyone, return_inverse=True)
-    place = torch.arange(everyone.numel(), device=ids.device)
-    first = torch.full_like(distinct, everyone.numel()).scatter_reduce(0, which, place, "amin")
-    order = torch.sort(first).indices
-    row = torch.empty_like(order)
-    row[order] = torch.arange(order.numel(), device=ids.device)
-    return distinct[order], row[which[ids.numel() :]].to(torch.int32)
