@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from polyhop.errors import PartitionError
-from polyhop.graph import DenseFeatures, Graph, Part, SparseFeatures, SparseRows
-from polyhop.partition import Partition, PartitionFolder, cut, open_parts, partition, save_parts
+from polyhop.graph import (
+    DenseFeatures,
+    Graph,
+    GraphFacts,
+    Part,
+    SparseFeatures,
+    SparseRows,
+    fingerprint_graph,
+)
+from polyhop.partition import Partition, PartitionFolder, cut, open_parts, partition, save_parts, share
 
 NODES = 50
 
@@ -190,15 +199,15 @@ def test_an_existing_folder_is_left_alone(saved: PartitionFolder) -> None:
 
 def test_nothing_half_written_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = _graph()
-    real, count = np.save, [0]
+    real, count = os.fsync, [0]
 
-    def full(file, array) -> None:
+    def full(file: int) -> None:
         count[0] += 1
         if count[0] == 9:
             raise OSError(28, "No space left on device")
-        real(file, array)
+        real(file)
 
-    monkeypatch.setattr(np, "save", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(PartitionError, match=r"cannot write .*No space left"):
         save_parts(graph, partition(graph, 3, "hash"), tmp_path / "parts")
     assert list(tmp_path.iterdir()) == []
@@ -221,3 +230,73 @@ def test_what_a_killed_run_left_is_replaced(tmp_path: Path) -> None:
     graph = _graph()
     save_parts(graph, partition(graph, 2, "hash"), tmp_path / "parts").check()
     assert [p.name for p in tmp_path.iterdir()] == ["parts"]
+
+
+@pytest.mark.parametrize("mmap", [False, True])
+@pytest.mark.parametrize("kind", ["dense", "sparse", "none"])
+def test_a_share_is_that_of_the_graph_in_memory(tmp_path: Path, kind: str, mmap: bool) -> None:
+    graph = _graph(kind)
+    made = partition(graph, 3, "hash")
+    folder = open_parts(save_parts(graph, made, tmp_path / "parts").path)
+    for rank in range(3):
+        ours, theirs = folder.share(rank, 3, mmap=mmap), share(graph, made, rank)
+        _same(ours.part, theirs.part)
+        assert ours.facts == theirs.facts == folder.facts
+
+
+def test_facts_say_what_the_whole_graph_is(tmp_path: Path) -> None:
+    graph = replace(_graph(), name="made up", metric="roc_auc")
+    facts = save_parts(graph, partition(graph, 2, "hash"), tmp_path / "parts").facts
+    assert facts == GraphFacts("made up", NODES, graph.num_edges, 6, 3, "roc_auc", fingerprint_graph(graph))
+
+
+def test_facts_do_not_depend_on_the_parts(tmp_path: Path) -> None:
+    """So a checkpoint of four ranks is one of the same graph for two."""
+    graph = _graph()
+    facts = [
+        save_parts(graph, partition(graph, p, m), tmp_path / m).facts for p, m in ((2, "hash"), (4, "fennel"))
+    ]
+    assert facts[0] == facts[1]
+
+
+def test_shares_of_fewer_ranks_know_the_same(saved: PartitionFolder) -> None:
+    shares = [saved.share(rank, 2) for rank in range(2)]
+    assert shares[0].facts == shares[1].facts == saved.facts
+    assert [each.part.index for each in shares] == [0, 1]
+    assert sum(each.part.num_nodes for each in shares) == NODES
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_ranks_that_divide_the_parts(saved: PartitionFolder, num_ranks: int) -> None:
+    saved.check_ranks(num_ranks)
+
+
+@pytest.mark.parametrize("num_ranks", [0, -1, 3, 5, 8])
+def test_other_numbers_of_ranks_are_refused(saved: PartitionFolder, num_ranks: int) -> None:
+    with pytest.raises(PartitionError, match=f"4 parts, which {num_ranks} ranks cannot share evenly"):
+        saved.check_ranks(num_ranks)
+    with pytest.raises(PartitionError, match="cannot share evenly"):
+        saved.share(0, num_ranks)
+
+
+def _without(saved: PartitionFolder, *names: str) -> PartitionFolder:
+    about = {name: value for name, value in saved.about.items() if name not in names}
+    (saved.path / "manifest.json").write_text(json.dumps(about))
+    return open_parts(saved.path)
+
+
+def test_a_folder_without_a_fingerprint_is_known_by_its_files(saved: PartitionFolder, tmp_path: Path) -> None:
+    bare = _without(saved, "fingerprint")
+    found = bare.facts.fingerprint
+    assert sorted(found) == ["files"]
+    assert len(found["files"]) == len(saved.about["files"])
+    assert bare.share(1, 4).facts.fingerprint == found
+    other = replace(_graph(), y=_graph().y.flip(0))
+    folder = save_parts(other, partition(other, 4, "fennel"), tmp_path / "other")
+    assert _without(folder, "fingerprint").facts.fingerprint != found
+
+
+def test_a_folder_that_says_little_still_opens(saved: PartitionFolder) -> None:
+    facts = _without(saved, "name", "metric", "num_edges", "num_features", "num_classes", "fingerprint").facts
+    assert (facts.name, facts.num_nodes, facts.metric) == ("parts", NODES, "accuracy")
+    assert (facts.num_edges, facts.num_features, facts.num_classes) == (0, 0, 0)

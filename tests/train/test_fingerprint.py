@@ -2,35 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-
-import pytest
-import torch
-
-from polyhop.graph import DenseFeatures, Graph, Split
 from polyhop.nn import GCN
-from polyhop.train.fingerprint import differences, fingerprint_graph, fingerprint_model
-
-MakeGraph = Callable[..., Graph]
-
-
-@pytest.mark.parametrize("sparse", [False, True])
-def test_a_graph_is_recognised_and_its_copies_told_apart(make_graph: MakeGraph, sparse: bool) -> None:
-    graph = make_graph(sparse=sparse)
-    same = fingerprint_graph(graph)
-    assert fingerprint_graph(make_graph(sparse=sparse)) == same
-    assert graph.y is not None
-    assert graph.split is not None
-    split = Split(graph.split.train, graph.split.test, graph.split.val)
-    others = {
-        "labels": replace(graph, y=graph.y.flip(0)),
-        "split": replace(graph, split=split),
-        "structure": replace(graph, indices=graph.indices.flip(0)),
-        "feature_rows": replace(graph, x=DenseFeatures(torch.randn(200, 8))),
-    }
-    for name, other in others.items():
-        assert [line.split(":")[0] for line in differences(same, fingerprint_graph(other))] == [name]
+from polyhop.train.fingerprint import differences, fingerprint_model
 
 
 def test_a_model_is_told_by_shapes_and_options() -> None:

@@ -7,13 +7,15 @@ from typing import Annotated, Any
 
 import typer
 
-from polyhop.cli import console
+from polyhop.cli import console, stages
 
 __all__ = ["command"]
 
+_DEFAULT_MEMORY = "1GB"
+
 
 def command(
-    name: Annotated[str, typer.Argument(help="A graph, as for train.")],
+    name: Annotated[str, typer.Argument(help="A graph, as for train; or a file of edges, also .npy.")],
     parts: Annotated[int, typer.Option(min=1, help="Number of parts.")],
     out: Annotated[
         Path | None, typer.Option(help="Folder to write; without it only the report is made.")
@@ -21,16 +23,38 @@ def command(
     method: Annotated[
         str,
         typer.Option(
-            help="metis | fennel | ldg | hash | block | file [default: metis where pymetis is installed]"
+            help="metis | fennel | ldg | hash | block | file [default: metis where pymetis is installed, ldg out of core]"
         ),
     ] = "auto",
     file: Annotated[
         Path | None,
         typer.Option(help="Parts made elsewhere: .npy or text, one number a node (--method file)."),
     ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            help="Work out of core, from files, in this much memory (1GB) beside the program's own 0.3 GB. A killed run "
+            "goes on when started again. [default for .npy edges and large files: 1GB]"
+        ),
+    ] = None,
+    passes: Annotated[int | None, typer.Option(min=1, help="Passes over the nodes (fennel, ldg).")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the methods that draw.")] = 0,
     data_dir: Annotated[Path | None, typer.Option(help="Folder to look in, before $POLYHOP_DATA.")] = None,
-    nodes: Annotated[Path | None, typer.Option(help="Node table that belongs to a file of edges.")] = None,
+    nodes: Annotated[
+        Path | None,
+        typer.Option(
+            help="Node table of a file of edges; out of core also a folder of x.npy, y.npy, train.npy, ..."
+        ),
+    ] = None,
+    num_nodes: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Number of nodes, out of core [default: as --nodes says, else the largest id + 1]"
+        ),
+    ] = None,
+    duplicates: Annotated[
+        str, typer.Option(help="Repeated edges: error | keep | drop (in memory only).")
+    ] = "error",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")] = False,
 ) -> None:
     """Cut a graph into parts, report what the cut costs, and write a folder of parts.
@@ -41,38 +65,86 @@ def command(
       polyhop partition debian-packages --parts 4 --out parts
       polyhop partition cora --data-dir DATA --parts 8 --method fennel --json
       polyhop partition edges.csv --parts 2 --method file --file graph.part.2 --out parts
+      polyhop partition edges.npy --nodes DATA --parts 16 --memory 1GB --out parts
     """
-    from polyhop import datasets
-    from polyhop.partition import check_free, default_method, partition, quality, save_parts
+    from polyhop.partition import check_free, default_method, is_out_of_core
 
     if out is not None:
         check_free(out)  # before the work, not after it
-    chosen = method
-    if method == "auto":
-        chosen = default_method() if file is None else "file"
     options: dict[str, Any] = {} if file is None else {"path": file}
-    graph = datasets.load(name, data_dir=data_dir, nodes=nodes)
-    made = partition(graph, parts, chosen, seed=seed, **options)
+    options |= {} if passes is None else {"passes": passes}
+    chosen = method if method != "auto" or file is None else "file"
+    if is_out_of_core(name, chosen, memory):
+        chosen = "ldg" if chosen == "auto" else chosen
+        facts = _from_files(name, parts, chosen, out, memory or _DEFAULT_MEMORY, options, nodes=nodes,
+                            num_nodes=num_nodes, seed=seed, duplicates=duplicates)  # fmt: skip
+    else:
+        chosen = default_method() if chosen == "auto" else chosen
+        facts = _in_memory(name, parts, chosen, out, options, data_dir=data_dir, nodes=nodes, seed=seed,
+                           duplicates=duplicates)  # fmt: skip
+    _report({"parts": parts, "method": chosen, "out": out, **facts}, as_json)
+
+
+def _in_memory(
+    name: str, parts: int, method: str, out: Path | None, options: dict[str, Any], *, data_dir: Path | None,
+    nodes: Path | None, seed: int, duplicates: str,
+) -> dict[str, Any]:  # fmt: skip
+    from polyhop import datasets
+    from polyhop.partition import partition, quality, save_parts
+
+    graph = datasets.load(name, data_dir=data_dir, nodes=nodes, duplicates=duplicates)
+    made = partition(graph, parts, method, seed=seed, **options)
     found = quality(graph, made)
     if out is not None:
         save_parts(graph, made, out, done=lambda part: console.say(f"part {part + 1}/{parts} written"))
+    sizes = made.sizes.tolist()
+    return {
+        "graph": graph.name,
+        "nodes": graph.num_nodes,
+        "edges": graph.num_edges,
+        "sizes": sizes,
+        "quality": found,
+    }
+
+
+def _from_files(
+    name: str, parts: int, method: str, out: Path | None, memory: str, options: dict[str, Any], **given: Any
+) -> dict[str, Any]:
+    from polyhop.errors import ConfigError
+    from polyhop.partition import Quality, partition_files
+
+    if out is None:
+        raise ConfigError("out of core the parts are written as they are made: give --out DIR")
+    with stages.stages("edges") as tell:
+        try:
+            folder = partition_files(
+                name, parts, method, out, memory=memory, options=options, tell=tell, **given
+            )
+        except KeyboardInterrupt:
+            console.say(
+                f"stopped; what is done is kept in {out.with_name('.tmp-' + out.name)}: the same command goes on"
+            )
+            raise
+    about = folder.about
+    return {
+        "graph": about["name"],
+        "nodes": about["num_nodes"],
+        "edges": about["num_edges"],
+        "sizes": [part["nodes"] for part in about["parts"]],
+        "quality": Quality(**about["quality"]),
+    }
+
+
+def _report(facts: dict[str, Any], as_json: bool) -> None:
+    found, sizes = facts.pop("quality"), facts["sizes"]
     if as_json:
-        console.print_json(
-            {
-                "graph": graph.name,
-                "parts": parts,
-                "method": chosen,
-                "out": out,
-                "sizes": made.sizes.tolist(),
-                **vars(found),
-            }
-        )
+        console.print_json({**facts, **vars(found)})
         return
     console.show_table(
         [
-            ("graph", f"{graph.name}, {graph.num_nodes:,} nodes, {graph.num_edges:,} edges"),
-            ("parts", f"{parts} by {chosen}, {int(made.sizes.min()):,} to {int(made.sizes.max()):,} nodes"),
+            ("graph", f"{facts['graph']}, {facts['nodes']:,} nodes, {facts['edges']:,} edges"),
+            ("parts", f"{facts['parts']} by {facts['method']}, {min(sizes):,} to {max(sizes):,} nodes"),
             *found.rows(),
-            *([] if out is None else [("folder", str(out))]),
+            *([] if facts["out"] is None else [("folder", str(facts["out"]))]),
         ]
     )

@@ -8,7 +8,9 @@ Legend: n own nodes, H halo nodes, S = n + H sources, E edges of the part, P par
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +20,7 @@ from polyhop.graph.block import Block
 from polyhop.graph.features import FeatureStore
 from polyhop.graph.graph import Split
 
-__all__ = ["Part"]
+__all__ = ["GraphFacts", "Part", "SharedGraph"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,3 +102,69 @@ class Part:
             out_degree=self.out_degree,
             loop_weight=self.loop_weight,
         )
+
+
+@dataclass(frozen=True)
+class GraphFacts:
+    """What every rank knows of the whole graph."""
+
+    name: str
+    num_nodes: int
+    num_edges: int
+    num_features: int
+    num_classes: int
+    metric: str = "accuracy"
+    fingerprint: Mapping[str, Any] = field(default_factory=dict)  # how a checkpoint recognises the graph
+
+
+@dataclass(frozen=True, eq=False)
+class SharedGraph:
+    """A graph that several ranks hold together, as one of them sees it: the sizes of the whole, the contents of its part."""
+
+    part: Part
+    facts: GraphFacts
+
+    @property
+    def name(self) -> str:
+        return self.facts.name
+
+    @property
+    def metric(self) -> str:
+        return self.facts.metric
+
+    @property
+    def num_nodes(self) -> int:
+        """Of the whole graph."""
+        return self.facts.num_nodes
+
+    @property
+    def num_edges(self) -> int:
+        """Of the whole graph."""
+        return self.facts.num_edges
+
+    @property
+    def num_features(self) -> int:
+        return self.facts.num_features
+
+    @property
+    def num_classes(self) -> int:
+        return self.facts.num_classes
+
+    @property
+    def x(self) -> FeatureStore | None:
+        """Of the own nodes."""
+        return self.part.x
+
+    @property
+    def y(self) -> Tensor | None:
+        """Of the own nodes."""
+        return self.part.y
+
+    @property
+    def split(self) -> Split | None:
+        """Local rows of the own nodes."""
+        return self.part.split
+
+    @property
+    def is_multilabel(self) -> bool:
+        return self.part.y is not None and self.part.y.dim() == 2

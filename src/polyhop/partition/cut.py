@@ -11,10 +11,34 @@ import torch
 from torch import Tensor
 
 from polyhop.errors import PartitionError
-from polyhop.graph import DenseFeatures, FeatureStore, Graph, Part, SparseFeatures, Split
+from polyhop.graph import (
+    DenseFeatures,
+    FeatureStore,
+    Graph,
+    GraphFacts,
+    Part,
+    SharedGraph,
+    SparseFeatures,
+    Split,
+    fingerprint_graph,
+)
 from polyhop.partition.record import Partition
 
-__all__ = ["cut"]
+__all__ = ["cut", "share"]
+
+
+def share(graph: Graph, partition: Partition, index: int) -> SharedGraph:
+    """What the rank of part ``index`` holds and knows of a graph that is in memory."""
+    facts = GraphFacts(
+        graph.name,
+        graph.num_nodes,
+        graph.num_edges,
+        graph.num_features,
+        graph.num_classes,
+        graph.metric,
+        fingerprint_graph(graph),
+    )
+    return SharedGraph(cut(graph, partition, index), facts)
 
 
 def cut(graph: Graph, partition: Partition, index: int) -> Part:

@@ -11,12 +11,16 @@ from torch import Tensor
 from polyhop.errors import PartitionError
 from polyhop.graph import Graph
 
-__all__ = ["from_file"]
+__all__ = ["from_file", "read_owner"]
 
 
 def from_file(graph: Graph, num_parts: int, *, seed: int = 0, path: str | Path) -> Tensor:
     """int32 [N]: the parts that the file gives. The seed is not used."""
-    path = Path(path)
+    return read_owner(Path(path), graph.num_nodes, num_parts)
+
+
+def read_owner(path: Path, num_nodes: int, num_parts: int) -> Tensor:
+    """The same, from the number of nodes."""
     try:
         with path.open("rb") as file:
             is_npy = file.read(6) == b"\x93NUMPY"
@@ -29,8 +33,8 @@ def from_file(graph: Graph, num_parts: int, *, seed: int = 0, path: str | Path) 
         ) from error
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise PartitionError(f"{path}: expected whole numbers [N], got {array.dtype} {list(array.shape)}")
-    if array.shape[0] != graph.num_nodes:
-        raise PartitionError(f"{path}: gives {array.shape[0]} nodes a part, the graph has {graph.num_nodes}")
+    if array.shape[0] != num_nodes:
+        raise PartitionError(f"{path}: gives {array.shape[0]} nodes a part, the graph has {num_nodes}")
     bad = np.flatnonzero((array < 0) | (array >= num_parts))
     if bad.size:
         raise PartitionError(

@@ -10,9 +10,7 @@ A folder is written under a temporary name and renamed when whole, so one with i
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,18 +22,36 @@ import torch
 from torch import Tensor
 
 from polyhop.errors import PartitionError
-from polyhop.graph import DenseFeatures, FeatureStore, Graph, Part, SparseFeatures, SparseRows, Split
+from polyhop.graph import (
+    DenseFeatures,
+    FeatureStore,
+    Graph,
+    GraphFacts,
+    Part,
+    SharedGraph,
+    SparseFeatures,
+    SparseRows,
+    Split,
+    fingerprint_graph,
+)
 from polyhop.partition.cut import cut
+from polyhop.partition.files import (
+    FORMAT,
+    MANIFEST,
+    SETS,
+    TEMPORARY,
+    digest_file,
+    finish_folder,
+    part_name,
+    write_array,
+)
 from polyhop.partition.quality import quality
 from polyhop.partition.record import Partition
 
 __all__ = ["FORMAT", "PartitionFolder", "check_free", "open_parts", "save_parts"]
 
-FORMAT = 1
-_MANIFEST = "manifest.json"
-_TEMPORARY = ".tmp-"
 _SMALL = 1 << 24  # files up to this many bytes are checked whole when opened, larger ones by their size
-_SETS = ("train", "val", "test")
+_AGAIN = "copy it again, or make the folder again"
 _ARRAYS = ("indptr", "indices", "halo", "src_ids", "in_degree", "out_degree")
 _OPTIONAL = ("y", "edge_weight", "in_weight", "loop_weight")
 
@@ -46,18 +62,18 @@ def save_parts(
     """Write all parts of a graph in memory; ``done`` is told each part written. Nothing half-written keeps the name."""
     path = Path(path)
     check_free(path)
-    temporary = path.with_name(_TEMPORARY + path.name)
+    temporary = path.with_name(TEMPORARY + path.name)
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        files = {"new_ids.npy": _write(temporary / "new_ids.npy", partition.new_ids)}
+        files = {"new_ids.npy": write_array(temporary / "new_ids.npy", partition.new_ids)}
         parts = []
         for index in range(partition.num_parts):
             part = cut(graph, partition, index)
-            folder = temporary / _name(index)
+            folder = temporary / part_name(index)
             folder.mkdir()
             for name, tensor in _arrays(part):
-                files[f"{folder.name}/{name}.npy"] = _write(folder / f"{name}.npy", tensor)
+                files[f"{folder.name}/{name}.npy"] = write_array(folder / f"{name}.npy", tensor)
             parts.append({"nodes": part.num_nodes, "edges": part.num_edges, "halo": part.halo.numel()})
             done(index)
         about = {
@@ -72,13 +88,11 @@ def save_parts(
             "seed": partition.seed,
             "bounds": partition.bounds.tolist(),
             "quality": vars(quality(graph, partition)),
+            "fingerprint": fingerprint_graph(graph),
             "parts": parts,
             "files": files,
         }
-        (temporary / _MANIFEST).write_text(json.dumps(about, indent=1) + "\n")
-        _sync(temporary)
-        temporary.rename(path)
-        _sync(path.parent)
+        finish_folder(temporary, path, about)
     except BaseException as error:  # Ctrl-C too: nothing half-written stays
         shutil.rmtree(temporary, ignore_errors=True)
         if isinstance(error, OSError):
@@ -96,12 +110,12 @@ def check_free(path: Path) -> None:
 def open_parts(path: str | Path) -> PartitionFolder:
     """The folder, its manifest read and its format known; parts are opened one by one."""
     path = Path(path)
-    manifest = path / _MANIFEST
+    manifest = path / MANIFEST
     try:
         about = json.loads(manifest.read_text())
     except FileNotFoundError:
         raise PartitionError(
-            f"{path} is no partition folder: it has no {_MANIFEST} (make one: polyhop partition)"
+            f"{path} is no partition folder: it has no {MANIFEST} (make one: polyhop partition)"
         ) from None
     except (OSError, ValueError) as error:
         raise PartitionError(f"{manifest}: cannot be read: {error}") from error
@@ -109,7 +123,8 @@ def open_parts(path: str | Path) -> PartitionFolder:
         raise PartitionError(f"{manifest}: not a polyhop manifest")
     if about["format"] > FORMAT:
         raise PartitionError(
-            f"{path} has format {about['format']}, this polyhop reads up to {FORMAT}: upgrade it, or make the folder again"
+            f"{path} has format {about['format']}, this polyhop reads up to {FORMAT}: upgrade polyhop, or make the folder "
+            "again"
         )
     missing = [name for name in ("bounds", "parts", "files", "num_nodes") if name not in about]
     if missing:
@@ -146,23 +161,54 @@ class PartitionFolder:
         if not 0 <= index < self.num_parts:
             raise PartitionError(f"{self.path} has parts 0 .. {self.num_parts - 1}, asked for {index}")
         given: dict[str, Any] = {
-            name: self._read(f"{_name(index)}/{name}.npy", mmap=mmap) for name in _ARRAYS
+            name: self._read(f"{part_name(index)}/{name}.npy", mmap=mmap) for name in _ARRAYS
         }
         given |= {name: self._find(index, name, mmap=mmap) for name in _OPTIONAL}
-        sets = [self._find(index, name, mmap=False) for name in _SETS]
+        sets = [self._find(index, name, mmap=False) for name in SETS]
         split = None if sets[0] is None else Split(*(s if s is not None else given["halo"][:0] for s in sets))
         return Part(index, self.bounds, x=self._features(index, mmap), split=split, **given)
 
-    def for_rank(self, rank: int, num_ranks: int, *, mmap: bool = True) -> Part:
-        """What rank ``rank`` of ``num_ranks`` holds: as many neighbouring parts as come to it, as one."""
+    def check_ranks(self, num_ranks: int) -> None:
+        """PartitionError unless so many ranks can share the parts."""
         if num_ranks < 1 or self.num_parts % num_ranks:
             raise PartitionError(
                 f"{self.path} has {self.num_parts} parts, which {num_ranks} ranks cannot share evenly: use a number "
                 f"of ranks that divides {self.num_parts}, or partition again with --parts {num_ranks}"
             )
+
+    def for_rank(self, rank: int, num_ranks: int, *, mmap: bool = True) -> Part:
+        """What rank ``rank`` of ``num_ranks`` holds: as many neighbouring parts as come to it, as one."""
+        self.check_ranks(num_ranks)
         each = self.num_parts // num_ranks
         parts = [self.part(p, mmap=mmap) for p in range(rank * each, (rank + 1) * each)]
-        return parts[0] if num_ranks == self.num_parts else _joined(parts, rank, self.bounds[::each])
+        return (
+            parts[0]
+            if num_ranks == self.num_parts
+            else _joined(parts, rank, self.bounds[::each].contiguous())
+        )
+
+    @property
+    def facts(self) -> GraphFacts:
+        """What every rank knows of the whole graph."""
+        about = self.about
+        return GraphFacts(
+            str(about.get("name", self.path.name)),
+            self.num_nodes,
+            int(about.get("num_edges", 0)),
+            int(about.get("num_features", 0)),
+            int(about.get("num_classes", 0)),
+            str(about.get("metric", "accuracy")),
+            about.get("fingerprint", {"files": sorted(e["blake2b"] for e in about["files"].values())}),
+        )
+
+    def share(self, rank: int, num_ranks: int, *, mmap: bool = True) -> SharedGraph:
+        """What rank ``rank`` of ``num_ranks`` holds and knows."""
+        return SharedGraph(self.for_rank(rank, num_ranks, mmap=mmap), self.facts)
+
+    def check_sizes(self) -> None:
+        """See that every file is there and as long as it was written; PartitionError names the first that is not."""
+        for name in self.about["files"]:
+            self._check_size(name)
 
     def check(self) -> None:
         """Read every file whole; PartitionError names the first that is not as written."""
@@ -170,21 +216,25 @@ class PartitionFolder:
             self._check(name, whole=True)
 
     def _check(self, name: str, *, whole: bool) -> Path:
+        file, size = self._check_size(name)
+        is_read = whole or size <= _SMALL
+        if is_read and digest_file(file) != self.about["files"][name]["blake2b"]:
+            raise PartitionError(f"{file}: its content changed since it was written; {_AGAIN}")
+        return file
+
+    def _check_size(self, name: str) -> tuple[Path, int]:
+        """The file and its size in bytes."""
         file = self.path / name
         expected = self.about["files"].get(name)
         if expected is None:
-            raise PartitionError(f"{self.path / _MANIFEST}: knows no {name}; make the folder again")
+            raise PartitionError(f"{self.path / MANIFEST}: knows no {name}; make the folder again")
         try:
             size = file.stat().st_size
         except OSError as error:
-            raise PartitionError(f"{file}: {error.strerror or error}; make the folder again") from error
+            raise PartitionError(f"{file}: {error.strerror or error}; {_AGAIN}") from error
         if size != expected["bytes"]:
-            raise PartitionError(
-                f"{file}: {size:,} bytes, expected {expected['bytes']:,}: damaged; make the folder again"
-            )
-        if (whole or size <= _SMALL) and _digest(file) != expected["blake2b"]:
-            raise PartitionError(f"{file}: its content changed since it was written; make the folder again")
-        return file
+            raise PartitionError(f"{file}: {size:,} bytes, expected {expected['bytes']:,}: damaged; {_AGAIN}")
+        return file, size
 
     def _read(self, name: str, *, mmap: bool = False) -> Tensor:
         file = self._check(name, whole=False)
@@ -192,12 +242,12 @@ class PartitionFolder:
             is_mapped = mmap and self.about["files"][name]["values"] > 0  # an empty file cannot be mapped
             array = np.load(file, mmap_mode="c" if is_mapped else None, allow_pickle=False)
         except (OSError, ValueError) as error:
-            raise PartitionError(f"{file}: cannot be read: {error}; make the folder again") from error
+            raise PartitionError(f"{file}: cannot be read: {error}; {_AGAIN}") from error
         tensor = torch.from_numpy(array)
         return tensor.view(torch.bfloat16) if self.about["files"][name].get("dtype") == "bfloat16" else tensor
 
     def _find(self, index: int, name: str, *, mmap: bool) -> Tensor | None:
-        file = f"{_name(index)}/{name}.npy"
+        file = f"{part_name(index)}/{name}.npy"
         return self._read(file, mmap=mmap) if file in self.about["files"] else None
 
     def _features(self, index: int, mmap: bool) -> FeatureStore | None:
@@ -208,13 +258,9 @@ class PartitionFolder:
         if indptr is None:
             return None
         columns, stored = (
-            self._read(f"{_name(index)}/{name}.npy", mmap=mmap) for name in ("x_columns", "x_values")
+            self._read(f"{part_name(index)}/{name}.npy", mmap=mmap) for name in ("x_columns", "x_values")
         )
         return SparseFeatures(SparseRows(indptr, columns, stored, int(self.about["num_features"])))
-
-
-def _name(index: int) -> str:
-    return f"part-{index:05d}"
 
 
 def _arrays(part: Part) -> Iterator[tuple[str, Tensor]]:
@@ -224,7 +270,7 @@ def _arrays(part: Part) -> Iterator[tuple[str, Tensor]]:
         if tensor is not None:
             yield name, tensor
     if part.split is not None:
-        yield from ((name, getattr(part.split, name)) for name in _SETS)
+        yield from ((name, getattr(part.split, name)) for name in SETS)
     if isinstance(part.x, DenseFeatures):
         yield "x", part.x.values
         if part.x.scale is not None:
@@ -233,32 +279,6 @@ def _arrays(part: Part) -> Iterator[tuple[str, Tensor]]:
         rows = part.x.all()
         assert isinstance(rows, SparseRows)
         yield from (("x_indptr", rows.indptr), ("x_columns", rows.indices), ("x_values", rows.values))
-
-
-def _write(path: Path, tensor: Tensor) -> dict[str, Any]:
-    """Write one file and wait until the disk has it; its entry in the manifest."""
-    is_bfloat16 = tensor.dtype == torch.bfloat16
-    array = (tensor.view(torch.int16) if is_bfloat16 else tensor).contiguous().numpy()
-    with path.open("wb") as file:
-        np.save(file, array)
-        file.flush()
-        os.fsync(file.fileno())
-    entry = {"bytes": path.stat().st_size, "blake2b": _digest(path), "values": array.size}
-    return {**entry, "dtype": "bfloat16"} if is_bfloat16 else entry
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-
-
-def _sync(path: Path) -> None:
-    """Make the names inside a folder last."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _joined(parts: list[Part], index: int, bounds: Tensor) -> Part:
@@ -297,7 +317,7 @@ def _joined(parts: list[Part], index: int, bounds: Tensor) -> Part:
         halo,
         x=_joined_features([part.x for part in parts]),
         y=per_own([part.y for part in parts]),
-        split=None if parts[0].split is None else Split(*(ids(name) for name in _SETS)),
+        split=None if parts[0].split is None else Split(*(ids(name) for name in SETS)),
         edge_weight=per_own([part.edge_weight for part in parts]),
         **named,
     )

@@ -1,36 +1,79 @@
-"""What the streaming partitioners share: several passes over the nodes, loads kept under two capacities.
+"""What the streaming partitioners share: how much parts may hold, and what each pass over the nodes is given.
 
-Legend: N nodes, P parts.
+The schedules serve graphs in memory and graphs that pass piece by piece alike.
+
+Legend: N nodes, M pairs of neighbours (both ways), P parts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from polyhop.graph import Graph
-from polyhop.kernels.neighbours import neighbours
 from polyhop.kernels.stream import Stream, stream_parts
 
-__all__ = ["even_out", "stream_graph"]
+__all__ = ["Room", "even_out", "fennel_passes", "is_train", "ldg_passes"]
+
+_LDG_OVER = 0.5  # how far parts may overfill at first, so that they do not freeze before neighbours have met
+_FENNEL_OVER = 0.1  # less after a first placement
+_FENNEL_PRICE = 4.0  # of the last pass with a price, in the paper's alpha; twice as much in each pass before
 
 
-def stream_graph(graph: Graph, num_parts: int, *, rule: str, passes: int, slack: float) -> Tensor:
-    """int32 [N]: the part of each node after ``passes`` passes in the user's order, or fewer if none moves any more.
+@dataclass(frozen=True)
+class Room:
+    """How much each part may hold: (1 + slack) of its share, and no less than units that cannot be cut force it to.
 
-    Each part takes at most (1 + slack) of the mean number of nodes, and of the mean number of training nodes.
+    ``nodes`` and ``train`` are totals (train = 0: no second load), ``heaviest`` and ``heaviest_train`` of one node.
     """
-    indptr, indices = neighbours(graph.indptr, graph.indices)
-    nodes = graph.num_nodes
-    state = Stream.empty(nodes, num_parts)
-    alpha = (num_parts**0.5) * (indices.numel() / 2) / max(nodes, 1) ** 1.5
-    limits = _limits(graph, num_parts, slack)
-    for _ in range(passes):
-        if not stream_parts(state, indptr, indices, rule=rule, alpha=alpha, **limits):
-            break
-    return state.owner
+
+    num_parts: int
+    nodes: float
+    train: float = 0.0
+    slack: float = 0.05
+    heaviest: float = 1.0
+    heaviest_train: float = 1.0
+
+    @classmethod
+    def of(cls, graph: Graph, num_parts: int, slack: float) -> Room:
+        """Of a graph's nodes and training nodes."""
+        train = 0 if graph.split is None else graph.split.train.numel()
+        return cls(num_parts, float(graph.num_nodes), float(train), slack)
+
+    def limits(self, over: float = 0.0) -> dict[str, float]:
+        """The capacities of ``stream_parts``, stretched by ``over``."""
+        found = {"capacity": self._capacity(self.nodes, self.heaviest) * (1 + over)}
+        if self.train:
+            found["second_capacity"] = self._capacity(self.train, self.heaviest_train) * (1 + over)
+        return found
+
+    def _capacity(self, total: float, heaviest: float) -> float:
+        share = total / self.num_parts
+        return max((1 + self.slack) * share, -(-share // 1) if heaviest <= 1 else share + heaviest, 1.0)
+
+
+def ldg_passes(room: Room, passes: int) -> Iterator[dict[str, Any]]:
+    """What to give ``stream_parts`` in each pass, from an empty stream: capacities tighten down to the room."""
+    for i in range(passes):
+        left = 1 - i / max(passes - 1, 1)
+        yield {"rule": "ldg", "alpha": 0.0, **room.limits((1 + _LDG_OVER) ** left - 1)}
+
+
+def fennel_passes(room: Room, num_pairs: float, passes: int) -> Iterator[dict[str, Any]]:
+    """What to give ``stream_parts`` in each pass after a first placement: the price of load falls by halves, then to none.
+
+    ``num_pairs`` counts (or weighs) every pair of neighbours both ways. A high price first spreads what is crowded; without
+    any, the last pass only looks at neighbours and at the room. The last two passes keep to the room.
+    """
+    alpha = room.num_parts**0.5 * (num_pairs / 2) / max(room.nodes, 1.0) ** 1.5
+    for i in range(passes):
+        price = _FENNEL_PRICE * 2.0 ** (passes - 2 - i) if i < passes - 1 else 0.0
+        over = _FENNEL_OVER * max(1 - i / (passes - 2), 0.0) if passes > 2 else 0.0
+        yield {"rule": "fennel", "alpha": price * alpha, **room.limits(over)}
 
 
 def even_out(
@@ -46,18 +89,23 @@ def even_out(
 
     ``lists`` are the graph's neighbours. Nodes that hang least on their part are asked first.
     """
-    indptr, indices = lists
-    state = Stream(
-        owner.clone(), torch.bincount(owner, minlength=num_parts).double(), torch.zeros(num_parts).double()
-    )
-    limits = _limits(graph, num_parts, slack)
-    if limits["second"] is not None:
-        state.second_load.index_add_(0, owner.long(), limits["second"])
+    second = is_train(graph)
+    state = Stream.of(owner, num_parts, None, second)
+    limits: dict[str, Any] = {**Room.of(graph, num_parts, slack).limits()}
     for _ in range(passes):
-        order = torch.sort(_attachment(indptr, indices, state.owner), stable=True).indices
-        if not stream_parts(state, indptr, indices, rule="fennel", alpha=0.0, order=order, **limits):
+        order = torch.sort(_attachment(*lists, state.owner), stable=True).indices
+        if not stream_parts(state, *lists, rule="fennel", alpha=0.0, order=order, second=second, **limits):
             break
     return state.owner
+
+
+def is_train(graph: Graph) -> Tensor | None:
+    """float64 [N]: 1 for training nodes, else 0; None where there are none."""
+    if graph.split is None or graph.split.train.numel() == 0:
+        return None
+    second = torch.zeros(graph.num_nodes, dtype=torch.float64)
+    second[graph.split.train] = 1.0
+    return second
 
 
 def _attachment(indptr: Tensor, indices: Tensor, owner: Tensor) -> Tensor:
@@ -66,23 +114,3 @@ def _attachment(indptr: Tensor, indices: Tensor, owner: Tensor) -> Tensor:
     at = torch.repeat_interleave(torch.arange(degree.numel()), degree)
     same = (owner[at] == owner[indices.long()]).to(torch.float32)
     return torch.zeros(degree.numel()).index_add_(0, at, same) / degree.clamp(min=1)
-
-
-def _limits(graph: Graph, num_parts: int, slack: float) -> dict[str, Any]:
-    """How much each part may hold: nodes, and training nodes where there are any."""
-    nodes = float(graph.num_nodes)
-    train = None if graph.split is None else graph.split.train
-    if train is None or train.numel() == 0:
-        return {"capacity": _capacity(nodes, num_parts, slack), "second": None}
-    second = torch.zeros(graph.num_nodes, dtype=torch.float64)
-    second[train] = 1.0
-    return {
-        "capacity": _capacity(nodes, num_parts, slack),
-        "second": second,
-        "second_capacity": _capacity(float(train.numel()), num_parts, slack),
-    }
-
-
-def _capacity(total: float, num_parts: int, slack: float) -> float:
-    """At least what a part must hold when units cannot be cut."""
-    return max((1 + slack) * total / num_parts, -(-total // num_parts), 1.0)

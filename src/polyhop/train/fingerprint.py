@@ -1,63 +1,13 @@
-"""What a checkpoint belongs to, in a few values that can be compared and explained.
-
-Large arrays are sampled at fixed strides, so that a graph on disk is recognised without being read.
-"""
+"""What a checkpoint belongs to, in a few values that can be compared and explained; the graph's are in ``graph``."""
 
 from __future__ import annotations
 
-import hashlib
 import re
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from polyhop.graph import Graph, SparseRows
-
-__all__ = ["differences", "fingerprint_graph", "fingerprint_model"]
-
-_SAMPLES = 1 << 16
-_ROWS = 64
-
-
-def _digest(*tensors: Tensor | None) -> str:
-    """Digest of up to _SAMPLES values of each tensor, evenly spread."""
-    total = hashlib.blake2b(digest_size=8)
-    for tensor in tensors:
-        if tensor is None:
-            total.update(b"none")
-            continue
-        flat = tensor.reshape(-1)
-        sample = flat[:: max(1, flat.numel() // _SAMPLES)].contiguous()
-        total.update(f"{tensor.dtype}{list(tensor.shape)}".encode())
-        total.update(sample.view(torch.uint8).numpy().tobytes())
-    return total.hexdigest()
-
-
-def fingerprint_graph(graph: Graph) -> dict[str, Any]:
-    """Sizes and sampled contents of a graph."""
-    split = graph.split
-    sets = (None,) if split is None else (split.train, split.val, split.test)
-    return {
-        "nodes": graph.num_nodes,
-        "edges": graph.num_edges,
-        "features": graph.num_features,
-        "classes": graph.num_classes,
-        "structure": _digest(graph.indptr, graph.indices, graph.edge_weight),
-        "labels": _digest(graph.y),
-        "split": _digest(*sets),
-        "feature_rows": _digest(*_some_rows(graph)),
-    }
-
-
-def _some_rows(graph: Graph) -> tuple[Tensor | None, ...]:
-    if graph.x is None or graph.num_nodes == 0:
-        return (None,)
-    ids = torch.arange(0, graph.num_nodes, max(1, graph.num_nodes // _ROWS))
-    rows = graph.x.gather(ids)
-    if isinstance(rows, SparseRows):
-        return rows.indptr, rows.indices, rows.values
-    return (rows,)
+__all__ = ["differences", "fingerprint_model"]
 
 
 def fingerprint_model(model: nn.Module) -> dict[str, Any]:
