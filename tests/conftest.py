@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -22,6 +23,33 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All tests that use the pool of ranks go to one process of pytest-xdist (--dist loadgroup), so there is one pool."""
+    for item in items:
+        if "ranks" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("ranks"))
+
+
+@pytest.fixture(scope="session")
+def rank_pool() -> Iterator[Any]:
+    """The pool itself; started by its first job."""
+    spec = importlib.util.spec_from_file_location("rank_pool", ROOT / "tests" / "rank_pool.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    pool = module.RankPool()
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def ranks(rank_pool: Any) -> Callable[..., list[Any]]:
+    """``ranks(num_ranks, function, *args)``: function(collective, *args) on 1 .. 4 gloo ranks; results in rank order."""
+    run: Callable[..., list[Any]] = rank_pool.run
+    return run
 
 
 @pytest.fixture(scope="session")

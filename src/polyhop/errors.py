@@ -8,6 +8,8 @@ PolyhopError
 │   └── ConfigError                   an option or a combination of options
 ├── UnsupportedError                  a valid request that this layer, strategy or machine cannot serve
 ├── KernelError                       the native library is missing, mismatched or refused its arguments
+├── LaunchError                       ranks that cannot be started or cannot meet
+├── PeerError                         another rank was lost, or failed
 ├── CheckpointError                   a checkpoint that cannot be written or read
 ├── DivergedError                     the loss or the weights stopped being finite
 └── Interrupted                       training was asked to stop (SIGTERM); the state was saved
@@ -27,7 +29,9 @@ __all__ = [
     "InputError",
     "Interrupted",
     "KernelError",
+    "LaunchError",
     "PartitionError",
+    "PeerError",
     "PolyhopError",
     "UnsupportedError",
     "unknown",
@@ -64,6 +68,14 @@ class UnsupportedError(PolyhopError):
 
 class KernelError(PolyhopError):
     """The native library is missing, mismatched, or refused its arguments."""
+
+
+class LaunchError(PolyhopError):
+    """Ranks that cannot be started, or cannot meet: a wrong address, a busy port, a rank that never came."""
+
+
+class PeerError(PolyhopError):
+    """Another rank was lost or failed, so this one cannot go on."""
 
 
 class CheckpointError(PolyhopError):

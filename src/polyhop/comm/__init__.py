@@ -1,0 +1,7 @@
+"""How ranks exchange tensors, every byte counted: the only code that touches torch.distributed."""
+
+from polyhop.comm.collective import Collective, Pending
+from polyhop.comm.threads import ThreadCollective, run_in_threads
+from polyhop.comm.traffic import Cost, Traffic
+
+__all__ = ["Collective", "Cost", "Pending", "ThreadCollective", "Traffic", "run_in_threads"]
