@@ -18,12 +18,24 @@ import torch
 from torch import Tensor, nn
 
 from polyhop import strategies
-from polyhop.errors import CheckpointError, ConfigError, DivergedError
-from polyhop.graph import Graph
+from polyhop.comm import Collective
+from polyhop.errors import CheckpointError, ConfigError, DivergedError, PartitionError
+from polyhop.graph import Graph, SharedGraph, fingerprint_graph
 from polyhop.kernels import kept_memory
-from polyhop.strategies import Loss, WholeGraph, place
+from polyhop.strategies import HeldPart, Loss, Placement, Team, WholeGraph, place
 from polyhop.trace import Trace
-from polyhop.train import checkpoint, evaluate, fingerprint, loop, loss, metrics, optim, progress, scores
+from polyhop.train import (
+    checkpoint,
+    evaluate,
+    fingerprint,
+    loop,
+    loss,
+    metrics,
+    optim,
+    progress,
+    scores,
+    together,
+)
 from polyhop.train.config import Config, parse_bytes
 from polyhop.train.folder import RunFolder, automatic_name
 from polyhop.train.header import first_lines
@@ -47,40 +59,47 @@ class Trainer(Config):
     function of ``seed``. torch's global generator is left as it was found.
     """
 
-    def fit(self, model: nn.Module, graph: Graph) -> Result:
+    def fit(self, model: nn.Module, graph: Graph | SharedGraph, *, line: Collective | None = None) -> Result:
         """Train the model in place; it ends with the weights of the best validation metric.
 
-        Raises Interrupted after SIGTERM or Ctrl-C, once the state is saved; DivergedError for a loss that is not finite.
+        On several ranks each calls it with its share of the graph and its ``line`` to the others (``launch.run`` gives
+        one); all start from rank 0's weights and end with the same ones, and rank 0 alone writes and reports. Raises
+        Interrupted after SIGTERM or Ctrl-C, once the state is saved; DivergedError for a loss that is not finite.
         """
-        task = Task.of(graph, _LOSSES, metrics.METRICS, self.metric)
-        train_ids = task.train_ids()
+        task = Task.of(graph, _LOSSES, metrics.METRICS, self.metric, metrics.COUNTS)
         check_model(model, graph)
-        if self.patience is not None and task.ids["val"].numel() == 0:
-            raise ConfigError("patience needs validation nodes, and the graph has none that are labelled")
         placement = place(self.device, self.precision)
         model.to(placement.device, placement.dtype)
-        whole = WholeGraph(graph, placement)
         strategy = strategies.find(self.strategy)
         options = strategy.Config(**{f.name: getattr(self, f.name) for f in fields(strategy.Config)})
         with ExitStack() as stack:
-            folder = self._open_folder(model, graph, stack)
-            trace = Trace(None if folder is None else folder.trace)
+            stop = stack.enter_context(StopRequest())
+            team = None if line is None else Team(line, lambda: stop.name is not None)
+            whole = _held(strategy, graph, placement, team, options)
+            judge = scores.Scorer(task, ("val", "test"), line)
+            if self.patience is not None and not judge.has("val"):
+                raise ConfigError("patience needs validation nodes, and the graph has none that are labelled")
+            folder = self._open_folder(model, graph, stack) if _is_first(line) else None
+            trace = self._trace(folder, line)
             stack.callback(trace.close)
             step = strategy.build(
                 model,
                 graph,
                 options,
-                train_ids=train_ids,
+                train_ids=task.train_ids() if line is None else task.ids["train"],
                 whole=whole,
                 loss=task.loss,
                 terms_per_row=task.terms_per_row,
                 trace=trace,
+                team=team,
             )
             rates = {"lr": self.lr, "weight_decay": self.weight_decay, "momentum": self.momentum}
             session = Session(model, optim.build_optimizer(self.optimizer, model, **rates), step)
             run = _Run(self, session, folder, self._identity(model, graph))
             run.resume()
-            shown = progress.build_progress(self.progress)
+            if line is not None:
+                together.share_session(session, line)
+            shown = progress.build_progress(self.progress if _is_first(line) else "none")
             stack.callback(shown.close)
             facts = first_lines(
                 graph,
@@ -89,12 +108,12 @@ class Trainer(Config):
                 self.num_neighbors,
                 None if folder is None else folder.path,
                 run.notes,
+                1 if line is None else line.num_ranks,
             )
             shown.start(facts, self.max_epochs)
-            stop = stack.enter_context(StopRequest())
             stack.enter_context(_own_random_state(placement.device))
             stack.enter_context(kept_memory())
-            tools = self._tools(run, task, whole, shown, stop, trace)
+            tools = self._tools(run, judge, whole, shown, stop, trace, line)
             asked = loop.Options(
                 self.max_epochs, self.seed, self.clip, self.eval_every, self.patience, self.checkpoint_every
             )
@@ -103,41 +122,78 @@ class Trainer(Config):
             shown.finish(result.to_json())
             return result
 
-    def evaluate(self, model: nn.Module, graph: Graph, split: str = "test") -> dict[str, float]:
+    def evaluate(
+        self,
+        model: nn.Module,
+        graph: Graph | SharedGraph,
+        split: str = "test",
+        *,
+        line: Collective | None = None,
+    ) -> dict[str, float]:
         """``{metric: ..., "loss": ...}`` of a split's labelled nodes ("train", "val", "test"): exact, in bounded memory."""
-        task = Task.of(graph, _LOSSES, metrics.METRICS, self.metric)
-        found = scores.Scorer(task, [split])(self._chunks(model, graph))
+        task = Task.of(graph, _LOSSES, metrics.METRICS, self.metric, metrics.COUNTS)
+        found = scores.Scorer(task, [split], line)(self._chunks(model, graph, line))
         if not found:
             raise ConfigError(f"graph {graph.name!r} has no labelled nodes in its {split} split")
         return {task.metric: found[split], "loss": found[f"{split}_loss"]}
 
     def predict(
-        self, model: nn.Module, graph: Graph, out: str | Path | None = None
+        self,
+        model: nn.Module,
+        graph: Graph | SharedGraph,
+        out: str | Path | None = None,
+        *,
+        line: Collective | None = None,
     ) -> Tensor | np.ndarray[Any, Any]:
-        """Logits of all nodes [N, C]: a CPU tensor, or written to ``out`` (.npy) and returned memory-mapped."""
-        chunks = self._chunks(model, graph)
-        if out is None:
-            return scores.collect(chunks, graph.num_nodes)
-        path = Path(out)
-        if path.suffix != ".npy":
+        """Logits of all nodes [N, C]: a CPU tensor, or written to ``out`` (.npy) and returned memory-mapped.
+
+        Rows are in the user's order. On several ranks, rank 0 gets them; the others get an empty tensor.
+        """
+        path = None if out is None else Path(out)
+        if path is not None and path.suffix != ".npy":
             raise ConfigError(f"out={str(out)!r}: predictions are written as .npy")
+        chunks = self._chunks(model, graph, line)
+        if line is not None and isinstance(graph, SharedGraph):
+            part = graph.part
+            own = scores.collect(chunks, part.num_nodes)
+            everyone = together.gather_rows_at_first(own, part.user_ids, graph.num_nodes, line)
+            if line.rank != 0 or path is None:
+                return everyone
+            return scores.write_npy(lambda _: iter([(0, graph.num_nodes, everyone)]), graph.num_nodes, path)
+        if path is None:
+            return scores.collect(chunks, graph.num_nodes)
         return scores.write_npy(chunks, graph.num_nodes, path)
 
-    def _chunks(self, model: nn.Module, graph: Graph) -> scores.Chunks:
+    def _chunks(self, model: nn.Module, graph: Graph | SharedGraph, line: Collective | None) -> scores.Chunks:
         check_model(model, graph)
         placement = place(self.device, self.precision)
         model.to(placement.device, placement.dtype)
         memory = evaluate.DEFAULT_MEMORY_BYTES if self.memory is None else parse_bytes(self.memory)
-        return self._layerwise(model, WholeGraph(graph, placement), memory)
+        strategy = strategies.find(self.strategy)
+        options = strategy.Config(**{f.name: getattr(self, f.name) for f in fields(strategy.Config)})
+        team = None if line is None else Team(line)
+        return self._layerwise(model, _held(strategy, graph, placement, team, options), memory)
+
+    def _trace(self, folder: RunFolder | None, line: Collective | None) -> Trace:
+        """This rank's own file in the run's folder, where there is one."""
+        if folder is not None:
+            return Trace(folder.trace)
+        if line is None or line.rank == 0 or self.run_dir in (None, "auto"):
+            return Trace()
+        path = Path(str(self.run_dir))
+        path.mkdir(parents=True, exist_ok=True)
+        return Trace(path / f"trace-rank{line.rank}.jsonl", rank=line.rank)
 
     def _layerwise(
-        self, model: nn.Module, whole: WholeGraph, memory: int | None, **more: Any
+        self, model: nn.Module, whole: WholeGraph | HeldPart, memory: int | None, **more: Any
     ) -> scores.Chunks:
         spill = None if self.spill_dir is None else Path(self.spill_dir)
         chunks = partial(evaluate.layerwise, model, whole, memory_bytes=memory, spill_dir=spill, **more)
         return lambda wanted: chunks(wanted=wanted)
 
-    def _open_folder(self, model: nn.Module, graph: Graph, stack: ExitStack) -> RunFolder | None:
+    def _open_folder(
+        self, model: nn.Module, graph: Graph | SharedGraph, stack: ExitStack
+    ) -> RunFolder | None:
         given = self.run_dir
         if given is None and self.resume is not None:
             given = checkpoint.run_folder_of(Path(self.resume))
@@ -153,25 +209,33 @@ class Trainer(Config):
         stack.callback(folder.close)
         return folder
 
-    def _identity(self, model: nn.Module, graph: Graph) -> dict[str, Any]:
+    def _identity(self, model: nn.Module, graph: Graph | SharedGraph) -> dict[str, Any]:
         """What a continuation must agree with."""
-        made = {"model": fingerprint.fingerprint_model(model), "graph": fingerprint.fingerprint_graph(graph)}
+        made = {"model": fingerprint.fingerprint_model(model), "graph": fingerprint_graph(graph)}
         return {**made, "config": self.fingerprint()}
 
     def _tools(
         self,
         run: _Run,
-        task: Task,
-        whole: WholeGraph,
+        judge: scores.Scorer,
+        whole: WholeGraph | HeldPart,
         shown: progress.Progress,
         stop: StopRequest,
         trace: Trace,
+        line: Collective | None,
     ) -> loop.Tools:
+        session = run.session
+
         def poll() -> None:
-            if stop.name is not None:
+            if line is None and stop.name is not None:
                 raise loop.StopAsked
 
-        session = run.session
+        def stop_name() -> str | None:
+            """Ranks stop together: after the step in which they told each other."""
+            if line is None:
+                return stop.name
+            return (stop.name or "a signal to another rank") if session.step.is_stop_agreed else None
+
         # A run on the full graph holds all its rows anyway; others stay within the budget.
         default = None if self.num_neighbors is None else evaluate.DEFAULT_MEMORY_BYTES
         memory = default if self.memory is None else parse_bytes(self.memory)
@@ -191,17 +255,52 @@ class Trainer(Config):
             wishes = [
                 callback(dict(record)) for callback in self.callbacks
             ]  # all are told, whatever the first wants
-            return any(wish is True for wish in wishes)
+            wished = any(wish is True for wish in wishes)
+            return bool(together.share_value(wished, line)) if line is not None and self.callbacks else wished
 
         return loop.Tools(
             set_lr=lambda step: optim.set_factor(session.optimizer, schedule(step)),
-            evaluate=partial(scores.Scorer(task, ("val", "test")), chunks),
-            save=run.save,
+            evaluate=partial(judge, chunks),
+            save=run.save if _is_first(line) or self.run_dir is None else _saved_by_first,
             on_step=shown.step,
             on_epoch=on_epoch,
-            stop=lambda: stop.name,
+            stop=stop_name,
             trace=trace,
         )
+
+
+def _is_first(line: Collective | None) -> bool:
+    return line is None or line.rank == 0
+
+
+def _saved_by_first() -> str:
+    """Where the state of all ranks is, to the others."""
+    return "the run folder, by rank 0"
+
+
+def _held(
+    strategy: Any, graph: Graph | SharedGraph, placement: Placement, team: Team | None, options: Any
+) -> WholeGraph | HeldPart:
+    """The graph, or this rank's part of it, as steps and evaluation read it."""
+    if isinstance(graph, Graph):
+        if team is not None:
+            raise ConfigError(
+                "a rank trains on its share of a graph, and was given a whole one: cut it "
+                "(polyhop.partition.share, or PartitionFolder.share)"
+            )
+        return WholeGraph(graph, placement)
+    if team is None or not hasattr(strategy, "hold"):
+        raise ConfigError(
+            f"strategy {strategy.NAME!r} trains on a whole graph in one process, and was given one rank's share: "
+            "use strategy 'data' on ranks"
+        )
+    if graph.part.num_parts != team.line.num_ranks or graph.part.index != team.line.rank:
+        raise PartitionError(
+            f"rank {team.line.rank} of {team.line.num_ranks} was given part {graph.part.index} of "
+            f"{graph.part.num_parts}: every rank needs its own part, and as many parts as ranks"
+        )
+    held: HeldPart = strategy.hold(graph, placement, team, options)
+    return held
 
 
 class _Run:

@@ -7,8 +7,11 @@ import torch
 
 import polyhop
 from polyhop import kernels
+from polyhop.comm import Collective, run_in_threads
+from polyhop.comm.torch_line import join
 from polyhop.graph import Graph
 from polyhop.nn import GAT, GCN, GCNII, GIN, DeepGCN, GraphSAGE
+from polyhop.partition import partition, share
 from polyhop.sample import NeighbourSampler, full_block
 
 pytestmark = [
@@ -100,3 +103,42 @@ def test_a_whole_run_trains(graph: Graph, num_neighbors, precision: str, tmp_pat
     chance = 1.0 / graph.num_classes
     assert result.test > 4 * chance
     assert trainer.predict(net, graph).shape == (graph.num_nodes, graph.num_classes)
+
+
+def test_ranks_on_one_gpu_give_the_weights_of_one_process(graph: Graph) -> None:
+    """Two virtual ranks (threads) compute on the GPU and exchange through host memory."""
+
+    def options(strategy: str) -> polyhop.Trainer:
+        return polyhop.Trainer(
+            strategy, max_epochs=2, num_neighbors=[5, 4], batch_size=200, precision="64-true", device="cuda",
+            eval_every=100, progress="none",
+        )  # fmt: skip
+
+    def model() -> torch.nn.Module:
+        torch.manual_seed(0)
+        return GraphSAGE(graph.num_features, 16, num_layers=2, out_channels=graph.num_classes, dropout=0.3)
+
+    alone = model()
+    options("single").fit(alone, graph)
+    parts = partition(graph, 2, "hash")
+    models = [model(), model()]
+
+    def rank(line: Collective) -> torch.Tensor:
+        held = share(graph, parts, line.rank)
+        options("data").fit(models[line.rank], held, line=line)
+        return options("data").predict(models[line.rank], held, line=line)
+
+    predicted = run_in_threads(2, rank)[0]
+    for name, value in alone.state_dict().items():
+        torch.testing.assert_close(models[1].state_dict()[name], value, rtol=0, atol=1e-8)
+    assert predicted.shape == (graph.num_nodes, graph.num_classes)
+
+
+def test_nccl_with_one_rank() -> None:
+    line = join(torch.distributed.HashStore(), 0, 1, backend="nccl")
+    given = torch.arange(5.0, device="cuda")
+    assert torch.equal(line.all_reduce(given, kind="gradients"), given)
+    assert line.all_gather(given, kind="hidden")[0].device.type == "cuda"
+    assert line.fork().broadcast(given, kind="weights") is given
+    line.barrier()
+    line.close()

@@ -122,3 +122,67 @@ print("done")
 
 def test_nothing_runs_before_the_first_result_is_wanted() -> None:
     ahead(lambda step: pytest.fail("ran"), range(3), 2, 2)
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+@pytest.mark.parametrize("prefetch", [1, 2, 5])
+@pytest.mark.parametrize("taken", [1, 3, 8, 9])
+def test_with_finish_begun_the_consumer_alone_decides_what_is_loaded(
+    num_workers: int, prefetch: int, taken: int
+) -> None:
+    """However fast a worker is: all steps that the consumer's last one allows, no other, and all done when it is closed."""
+    for pause_s in (0.0, 0.01):
+        loaded: list[int] = []
+
+        def load(step: int, pause_s: float = pause_s, loaded: list[int] = loaded) -> int:
+            time.sleep(pause_s)
+            loaded.append(step)
+            return step
+
+        results = ahead(load, range(2, 12), num_workers, prefetch, finish_begun=True)
+        assert [next(results) for _ in range(taken)] == list(range(2, 2 + taken))
+        results.close()  # type: ignore[attr-defined]
+        assert workers() == []
+        assert sorted(loaded) == list(range(2, min(12, 2 + taken + prefetch)))
+
+
+def test_without_finish_begun_what_is_not_begun_is_left() -> None:
+    entered, gate = threading.Event(), threading.Event()
+    loaded: list[int] = []
+
+    def load(step: int) -> int:
+        if step == 1:
+            entered.set()
+            gate.wait(30)
+        loaded.append(step)
+        return step
+
+    results = ahead(load, range(10), 1, 5)
+    next(results)
+    assert entered.wait(30)
+    threading.Timer(0.05, gate.set).start()  # after close began to wait for the thread
+    results.close()  # type: ignore[attr-defined]
+    assert loaded == [0, 1]
+
+
+def test_finish_begun_of_a_generator_never_started() -> None:
+    results = ahead(lambda step: pytest.fail("ran"), range(3), 1, 2, finish_begun=True)
+    results.close()  # type: ignore[attr-defined]
+
+
+def test_finish_begun_ends_at_a_failure() -> None:
+    """A worker that failed loads no more, and closing does not wait for what it will never do."""
+    loaded: list[int] = []
+
+    def load(step: int) -> int:
+        if step == 1:
+            raise OSError("disk gone")
+        loaded.append(step)
+        return step
+
+    results = ahead(load, range(10), 1, 4, finish_begun=True)
+    assert next(results) == 0
+    with pytest.raises(OSError, match="disk gone"):
+        next(results)
+    assert loaded == [0]
+    assert workers() == []

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from polyhop.comm import Collective, run_in_threads
 from polyhop.errors import PolyhopError
-from polyhop.graph import Block, Graph
+from polyhop.exchange import RowFetch, RowFormat
+from polyhop.graph import Block, DenseFeatures, Graph
 from polyhop.nn import GAT, GCN, GCNII, GIN, BasicGNN, DeepGCN, GraphSAGE, Model
-from polyhop.strategies import WholeGraph, place
+from polyhop.partition import Partition, share
+from polyhop.sample.wire import Wire
+from polyhop.strategies import HeldPart, WholeGraph, place
 from polyhop.train import evaluate
 from polyhop.train.evaluate import in_eval_mode, layerwise
 
@@ -177,3 +182,114 @@ def test_poll_can_stop_it(make_graph: MakeGraph) -> None:
     with pytest.raises(KeyboardInterrupt):
         joined(model, whole, memory_bytes=10_000, poll=poll)
     assert model.training
+
+
+Run = Callable[..., list[Any]]
+OWNERS = {
+    "even": lambda nodes: (torch.arange(nodes) % 3).int(),
+    "skewed": lambda nodes: torch.where(torch.arange(nodes) % 10 == 9, torch.arange(nodes) % 3, 0).int(),
+    "first empty": lambda nodes: (torch.arange(nodes) % 2 + 1).int(),
+    "ranges": lambda nodes: (torch.arange(nodes) * 3 // nodes).int(),
+}
+
+
+def held_part(line: Collective, graph: Graph, owner: Tensor, precision: str = "64-true") -> HeldPart:
+    held = share(graph, Partition(owner, line.num_ranks), line.rank)
+    layout = RowFormat.of(held.part, graph.num_nodes, "auto")
+    fetch = RowFetch(held.part, layout, Wire(graph.num_nodes))
+    return HeldPart(held, place("cpu", precision), line, fetch)
+
+
+def part_logits(
+    line: Collective, graph: Graph, owner: Tensor, models: list[nn.Module], options: dict[str, Any]
+) -> tuple[Tensor, Tensor, int]:
+    """The user's ids of this rank's nodes, their logits, and how many chunks they came in. Each rank has its own model."""
+    held = held_part(line, graph, owner)
+    chunks = list(layerwise(models[line.rank], held, **options))
+    part = held.graph.part
+    assert [c[0] for c in chunks] == [0, *(c[1] for c in chunks[:-1])][: len(chunks)]
+    logits = torch.cat([logits for _, _, logits in chunks] or [torch.empty(0, 3, dtype=torch.float64)])
+    return part.user_ids, logits, len(chunks)
+
+
+def models_of(name: str, graph: Graph, count: int) -> list[nn.Module]:
+    made = []
+    for _ in range(count):
+        torch.manual_seed(0)
+        made.append(MODELS[name](graph.num_features, 3).double())
+    return made
+
+
+def assert_of_the_whole(found: list[Any], graph: Graph, model: nn.Module) -> None:
+    expected = whole_pass(model, WholeGraph(graph, place("cpu", "64-true")))
+    assert sum(ids.numel() for ids, _, _ in found) == graph.num_nodes
+    for ids, logits, _ in found:
+        torch.testing.assert_close(logits, expected[ids], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("variant", "parts"),
+    [("plain", "even"), ("plain", "skewed"), ("weighted", "first empty"), ("sparse", "ranges")],
+)
+@pytest.mark.parametrize("name", ["gcn", "sage", "gat", "gin jk", "gcnii"])
+def test_parts_give_the_numbers_of_the_whole(
+    make_graph: MakeGraph, name: str, variant: str, parts: str, tmp_path: Path
+) -> None:
+    graph = make_graph(60, **({variant: True} if variant != "plain" else {}))
+    owner = OWNERS[parts](60)
+    for options in (
+        {"memory_bytes": None},
+        {"memory_bytes": 15_000},
+        {"memory_bytes": 1, "spill_dir": tmp_path / "rows"},
+    ):
+        models = models_of(name, graph, 3)
+        found = run_in_threads(3, part_logits, graph, owner, models, options)
+        assert_of_the_whole(found, graph, models[0])
+        if options["memory_bytes"] == 1:
+            assert [chunks for _, _, chunks in found] == [ids.numel() for ids, _, _ in found]
+    assert list((tmp_path / "rows").iterdir()) == []
+
+
+def one_way_graph(num_nodes: int, reach: int) -> Graph:
+    """Node v reads from v - 1 and v - reach: the first part reads from nobody, the last gives to nobody."""
+    nodes = torch.arange(num_nodes)
+    edges = torch.cat(
+        [torch.stack([nodes[1:] - 1, nodes[1:]]), torch.stack([nodes[reach:] - reach, nodes[reach:]])], 1
+    )
+    x = torch.randn(num_nodes, 8, generator=torch.Generator().manual_seed(1))
+    return Graph.from_edges(edges, DenseFeatures(x), torch.arange(num_nodes) % 3, num_nodes=num_nodes)
+
+
+@pytest.mark.parametrize("name", ["gcn", "gcnii"])
+def test_a_part_that_reads_from_nobody_still_gives(name: str) -> None:
+    graph = one_way_graph(30, 4)
+    models = models_of(name, graph, 3)
+    found = run_in_threads(3, part_logits, graph, OWNERS["ranges"](30), models, {"memory_bytes": 5000})
+    assert_of_the_whole(found, graph, models[0])
+
+
+def test_parts_over_gloo(make_graph: MakeGraph, ranks: Run) -> None:
+    graph = make_graph(90, weighted=True)
+    models = models_of("gcnii", graph, 3)
+    found = ranks(3, part_logits, graph, OWNERS["first empty"](90), models, {"memory_bytes": 15_000})
+    assert_of_the_whole(found, graph, models[0])
+
+
+@pytest.mark.parametrize("parts", ["even", "first empty"])
+def test_wanted_rows_of_one_rank_alone(make_graph: MakeGraph, parts: str) -> None:
+    """The others leave out their last layer's chunks, but not what those rows read."""
+    graph, owner = make_graph(90), OWNERS[parts](90)
+    models = models_of("gcn", graph, 3)
+
+    def run(line: Collective) -> list[tuple[Tensor, Tensor]]:
+        held = held_part(line, graph, owner)
+        wanted = torch.tensor([1, 20] if line.rank == 2 else [], dtype=torch.int64)
+        chunks = layerwise(models[line.rank], held, memory_bytes=5000, wanted=wanted)
+        return [(held.graph.part.user_ids[start:stop], logits) for start, stop, logits in chunks]
+
+    found = run_in_threads(3, run)
+    assert found[:2] == [[], []]
+    expected = whole_pass(models[0], WholeGraph(graph, place("cpu", "64-true")))
+    assert 1 <= len(found[2]) <= 2
+    for ids, logits in found[2]:
+        torch.testing.assert_close(logits, expected[ids], rtol=1e-12, atol=1e-12)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyhop.errors import ConfigError
-from polyhop.train.metrics import accuracy, f1_micro, roc_auc, score
+from polyhop.train.metrics import COUNTS, METRICS, accuracy, f1_micro, roc_auc, score
 
 
 def auc_by_pairs(scores: list[float], positive: list[bool]) -> float:
@@ -83,3 +83,30 @@ def test_score_leaves_unlabelled_rows_out() -> None:
 def test_unknown_metric_suggests() -> None:
     with pytest.raises(ConfigError, match="Did you mean 'accuracy'"):
         score("acuracy", torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("name", list(COUNTS))
+@pytest.mark.parametrize("multi", [False, True])
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_counts_of_pieces_add_up_to_the_metric(name: str, multi: bool, data: st.DataObject) -> None:
+    """However the rows are spread over ranks, some of which may have none."""
+    n = data.draw(st.integers(1, 25))
+    rng = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
+    logits = torch.randn(n, 3, generator=rng)
+    y = (torch.rand(n, 3, generator=rng) > 0.6).float() if multi else torch.randint(3, (n,), generator=rng)
+    cuts = sorted(data.draw(st.lists(st.integers(0, n), min_size=2, max_size=2)))
+    pieces = [COUNTS[name](logits[a:b], y[a:b]) for a, b in zip([0, *cuts], [*cuts, n])]
+    part, whole = (sum(piece[at] for piece in pieces) for at in (0, 1))
+    expected = METRICS[name](logits, y)
+    assert (part / whole if whole else math.nan) == pytest.approx(expected, nan_ok=True, abs=1e-12)
+
+
+def test_what_is_no_ratio_of_counts_says_so() -> None:
+    assert set(METRICS) - set(COUNTS) == {"roc_auc"}
+
+
+@pytest.mark.parametrize("metric", list(METRICS.values()))
+def test_no_rows_are_no_number(metric) -> None:
+    assert math.isnan(metric(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64)))
+    assert math.isnan(metric(torch.zeros(0, 3), torch.zeros(0, 3)))

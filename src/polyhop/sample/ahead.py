@@ -13,13 +13,17 @@ _LOOK_UP_S = 0.2  # how often an idle worker looks whether the interpreter is ex
 T = TypeVar("T")
 
 
-def ahead(load: Callable[[int], T], steps: range, num_workers: int, prefetch: int) -> Iterator[T]:
+def ahead(
+    load: Callable[[int], T], steps: range, num_workers: int, prefetch: int, *, finish_begun: bool = False
+) -> Iterator[T]:
     """load(step) for each step (consecutive numbers), in order, by ``num_workers`` threads.
 
     At most ``prefetch`` results exist or are being made beside the one the consumer has. What a worker raises is raised
-    here, at its step. The threads end with this generator, however it ends.
+    here, at its step. The threads end with this generator, however it ends: at once, or with ``finish_begun`` after all
+    steps that the consumer's last one allows, whether or not this worker had begun them: so ranks that load together and
+    stop at the same step have loaded the same.
     """
-    work: _Work[T] = _Work(steps, prefetch)
+    work: _Work[T] = _Work(steps, prefetch, finish_begun)
     # Not daemons: those die inside C++ frames when the interpreter exits, which aborts the process.
     threads = [
         threading.Thread(target=_run, args=(work, load), name=f"polyhop-ahead-{i}")
@@ -48,8 +52,9 @@ class _Failed:
 class _Work(Generic[T]):
     """Steps handed out in order, results kept until their turn. All fields are guarded by ``changed``."""
 
-    def __init__(self, steps: range, prefetch: int) -> None:
+    def __init__(self, steps: range, prefetch: int, finish_begun: bool = False) -> None:
         self.changed = threading.Condition()
+        self.finish_begun = finish_begun
         self.next, self.consumed, self.stop = steps.start, steps.start, steps.stop
         self.prefetch = prefetch
         self.ready: dict[int, T | _Failed] = {}
@@ -60,7 +65,8 @@ class _Work(Generic[T]):
         with self.changed:
             while not self.is_over() and self.next >= self.consumed + self.prefetch:
                 self.changed.wait(_LOOK_UP_S)
-            if self.is_over():
+            is_allowed = self.next < min(self.stop, self.consumed + self.prefetch)
+            if self.is_over() and not (self.is_closed and self.finish_begun and is_allowed):
                 return None
             self.next += 1
             return self.next - 1

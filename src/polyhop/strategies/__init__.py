@@ -1,7 +1,8 @@
 """One readable file per way of distributing training; the registry is a dictionary.
 
 A strategy module has ``NAME``, a ``Config`` dataclass with the options it takes, and ``build(model, graph, config, ...)``,
-which makes its ``Step``.
+which makes its ``Step``; one that runs on ranks has ``hold(graph, placement, team, config)``, which makes what evaluation
+needs of a rank's part, and ``account`` and ``estimate``, which give the ``Cost`` of a step.
 """
 
 from __future__ import annotations
@@ -9,14 +10,17 @@ from __future__ import annotations
 from types import ModuleType
 
 from polyhop.errors import ConfigError, unknown
-from polyhop.strategies import single
-from polyhop.strategies.step import Loss, Placement, Step, WholeGraph, as_layered, forward_of, place
+from polyhop.strategies import data, single
+from polyhop.strategies.held import HeldPart
+from polyhop.strategies.step import Loss, Placement, Step, Team, WholeGraph, as_layered, forward_of, place
 
 __all__ = [
     "STRATEGIES",
+    "HeldPart",
     "Loss",
     "Placement",
     "Step",
+    "Team",
     "WholeGraph",
     "as_layered",
     "find",
@@ -24,7 +28,7 @@ __all__ = [
     "place",
 ]
 
-STRATEGIES: dict[str, ModuleType] = {module.NAME: module for module in (single,)}
+STRATEGIES: dict[str, ModuleType] = {module.NAME: module for module in (single, data)}
 
 
 def find(name: str) -> ModuleType:

@@ -19,7 +19,7 @@ from polyhop.graph import DenseFeatures, Graph
 from polyhop.kernels.keys import Key
 from polyhop.nn.model import Model
 from polyhop.sample import Loaded, NeighborLoader
-from polyhop.strategies.step import Loss, Step, WholeGraph, as_layered, forward_of
+from polyhop.strategies.step import Loss, Step, Team, WholeGraph, as_layered, forward_of
 from polyhop.trace import NO_TRACE, Trace
 
 __all__ = ["NAME", "Config", "build"]
@@ -49,11 +49,16 @@ def build(
     loss: Loss,
     terms_per_row: int = 1,
     trace: Trace = NO_TRACE,
+    team: Team | None = None,
 ) -> Step:
     """The step for this model and graph: full graph, or mini-batches where fan-outs are given.
 
     ``train_ids`` int64: labelled train nodes. ``loss`` sums over rows; it is divided by rows x ``terms_per_row``.
     """
+    if team is not None:
+        raise ConfigError(
+            f"strategy 'single' runs in one process, this run has {team.line.num_ranks} ranks: use strategy 'data'"
+        )
     if config.num_neighbors is None:
         return _FullGraph(model, graph, train_ids, whole, loss, terms_per_row)
     layered = as_layered(model)
@@ -92,6 +97,8 @@ def _reads_pool(model: nn.Module, whole: WholeGraph) -> bool:
 
 class _Stateless:
     """A step whose batches are pure functions of (seed, epoch, step) has nothing to save."""
+
+    is_stop_agreed = False  # nobody to agree with
 
     def state(self) -> dict[str, Tensor]:
         return {}

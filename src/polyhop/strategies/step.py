@@ -16,6 +16,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 
+from polyhop.comm import Collective
 from polyhop.errors import ConfigError, UnsupportedError, unknown
 from polyhop.graph import Block, FeatureStore, Graph, SparseRows
 from polyhop.kernels.keys import Key
@@ -29,6 +30,7 @@ __all__ = [
     "Loss",
     "Placement",
     "Step",
+    "Team",
     "WholeGraph",
     "as_layered",
     "forward_of",
@@ -56,6 +58,11 @@ class Step(Protocol):
 
     def gradients(self, batch: Any, key: Key) -> Tensor:
         """Leave the gradient of the batch's global loss in the parameters' ``.grad``; return the loss, a detached scalar."""
+        ...
+
+    @property
+    def is_stop_agreed(self) -> bool:
+        """Whether all ranks know, since the last step, that one of them was asked to stop. One process knows by itself."""
         ...
 
     def state(self) -> dict[str, Tensor]:
@@ -150,6 +157,18 @@ class WholeGraph:
     def x(self) -> Rows:
         """All input rows, where computing happens."""
         return self.placement.rows(self.features.all())
+
+    def complete(self, rows: Tensor) -> Tensor:
+        """Rows of all nodes need nothing from elsewhere."""
+        return rows
+
+
+@dataclass(frozen=True)
+class Team:
+    """The other ranks, for strategies that work with them."""
+
+    line: Collective  # of the thread that trains
+    asks_to_stop: Callable[[], bool] = lambda: False  # has this rank been asked to stop?
 
 
 def place(device: str, precision: str) -> Placement:

@@ -19,11 +19,12 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "precision": ("32-true", "64-true", "bf16-mixed"),
     "sampler": ("uniform", "labor"),
     "metric": ("accuracy", "f1_micro", "roc_auc"),
+    "feature_dtype": ("auto", "float32", "bfloat16", "int8"),
     "progress": ("auto", "rich", "plain", "json", "none"),
 }
 _FREE_ON_RESUME = {
     *("max_epochs", "device", "run_dir", "resume", "checkpoint_every", "keep_checkpoints", "progress"),
-    *("callbacks", "num_workers", "prefetch", "memory", "spill_dir"),
+    *("callbacks", "num_workers", "prefetch", "memory", "spill_dir", "cache", "per_minibatch_rpc"),
 }
 _ENDING_SCHEDULES = ("cosine", "linear")  # their course depends on max_epochs
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -59,6 +60,9 @@ class Config:
     eval_every: int = 1  # epochs between evaluations; the last epoch is always evaluated
     patience: int | None = None  # evaluations without a better validation metric before stopping
     metric: str | None = None  # accuracy | roc_auc | f1_micro; None = the graph's own
+    feature_dtype: str = "auto"  # of rows sent between ranks: auto (as stored) | float32 | bfloat16 | int8
+    cache: int | str | None = None  # bytes of other ranks' rows that each rank keeps; None = none
+    per_minibatch_rpc: bool = False  # the DistDGL-like baseline of strategy "data"
     seed: int = 0
     device: str = "auto"
     run_dir: str | Path | None = None  # None = write nothing; "auto" = runs/<date>-<graph>-<model>
@@ -98,6 +102,8 @@ class Config:
         _require(self, "decay", float, lambda v: 0 < v <= 1, "a number in (0, 1]")
         if self.memory is not None:
             parse_bytes(self.memory)
+        if self.cache is not None:
+            parse_bytes(self.cache, "cache")
 
     def _check_combinations(self) -> None:
         if self.schedule == "step" and self.decay_every is None:
@@ -115,6 +121,10 @@ class Config:
                 UserWarning,
                 stacklevel=4,
             )
+
+    @property
+    def cache_bytes(self) -> int:
+        return 0 if self.cache is None else parse_bytes(self.cache, "cache")
 
     def resolved(self) -> dict[str, Any]:
         """Every option as JSON values, for config.json."""
@@ -156,13 +166,13 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def parse_bytes(given: int | str) -> int:
+def parse_bytes(given: int | str, name: str = "memory") -> int:
     """Bytes of 2_000_000, "500MB", "2GiB" or "1.5 G"."""
     if isinstance(given, int) and not isinstance(given, bool) and given > 0:
         return given
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", str(given), re.IGNORECASE)
     if match is None or float(match[1]) == 0:
-        raise ConfigError(f"memory={given!r}: expected bytes, as a number or such as '500MB' or '2GiB'")
+        raise ConfigError(f"{name}={given!r}: expected bytes, as a number or such as '500MB' or '2GiB'")
     unit = match[2].upper()
     scale = _BINARY_UNITS[unit] if match[3] and unit else _UNITS[unit]
     return int(float(match[1]) * scale)

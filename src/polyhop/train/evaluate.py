@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from polyhop.errors import PolyhopError
 from polyhop.graph import Block, SparseRows
 from polyhop.nn.rows import Rows
-from polyhop.strategies import WholeGraph, as_layered, forward_of
+from polyhop.strategies import HeldPart, WholeGraph, as_layered, forward_of
 from polyhop.strategies.step import LayeredModel
 
 __all__ = ["DEFAULT_MEMORY_BYTES", "Chunk", "in_eval_mode", "layerwise"]
@@ -54,18 +54,18 @@ def in_eval_mode(model: nn.Module) -> Iterator[None]:
 
 def layerwise(
     model: nn.Module,
-    whole: WholeGraph,
+    whole: WholeGraph | HeldPart,
     *,
     memory_bytes: int | None = DEFAULT_MEMORY_BYTES,
     spill_dir: Path | None = None,
     wanted: Tensor | None = None,
     poll: Callable[[], None] = lambda: None,
 ) -> Iterator[Chunk]:
-    """Logits of all nodes, chunk by chunk in order; chunks without a node of ``wanted`` (int64, sorted) may be left out.
+    """Logits of all nodes (of a rank: its own), chunk by chunk in order; those without a node of ``wanted`` may be left out.
 
-    ``memory_bytes`` bounds a chunk's working set (None: no bound). Two layers' rows come on top; where they exceed it too
-    and ``spill_dir`` is given, they live in memory-mapped files there. ``poll`` runs between chunks and may raise. A model
-    without begin/layer/finish is run on the full graph at once.
+    ``wanted``: int64, sorted. ``memory_bytes`` bounds a chunk's working set (None: no bound). Two layers' rows come on top;
+    where they exceed it too and ``spill_dir`` is given, they live in memory-mapped files there. ``poll`` runs between chunks
+    and may raise. A model without begin/layer/finish is run on the full graph at once.
     """
     with in_eval_mode(model), whole.placement.context():
         layered = as_layered(model)
@@ -74,9 +74,11 @@ def layerwise(
             yield 0, logits.shape[0], logits
             return
         run = _Run(layered, whole, memory_bytes, spill_dir, poll)
+        if run.num_src == 0:
+            return  # a part without nodes: nobody reads from it, and it reads from nobody
         rows = run.begin()
         for index in range(layered.num_layers - 1):
-            rows = run.store(run.layer(index, rows))
+            rows = run.complete(run.store(run.layer(index, rows), run.num_nodes))
         last = run.layer(layered.num_layers - 1, rows, wanted)
         yield from ((start, stop, layered.finish(state)) for start, stop, state in last)
 
@@ -88,7 +90,7 @@ _Piece = tuple[int, int, State]
 class _Input:
     """Rows as the feature store has them; ``begin`` runs on what is gathered."""
 
-    def __init__(self, model: LayeredModel, whole: WholeGraph, is_plain: bool) -> None:
+    def __init__(self, model: LayeredModel, whole: WholeGraph | HeldPart, is_plain: bool) -> None:
         self._model, self._whole = model, whole
         self._is_plain = is_plain  # begin changes nothing: the state is {"h": x}
         self.row_bytes = _bytes_per_row(whole)
@@ -122,6 +124,10 @@ class _Stored:
     def all(self) -> State:
         return {name: value.to(self._device) for name, value in self._tensors.items()}
 
+    def mapped(self, function: Callable[[Tensor], Tensor]) -> _Stored:
+        """Each entry put through a function."""
+        return _Stored({name: function(value) for name, value in self._tensors.items()}, self._device)
+
     def gather(self, ids: Tensor, but: str = "") -> State:
         """The state of the given rows, without the entry named ``but``."""
         taken = {name: value for name, value in self._tensors.items() if name != but}
@@ -140,14 +146,15 @@ class _Run:
     def __init__(
         self,
         model: LayeredModel,
-        whole: WholeGraph,
+        whole: WholeGraph | HeldPart,
         memory_bytes: int | None,
         spill_dir: Path | None,
         poll: Callable[[], None],
     ) -> None:
         self.model, self.whole, self.poll = model, whole, poll
         self.memory_bytes, self.spill_dir = memory_bytes, spill_dir
-        self.num_nodes = whole.features.num_rows
+        self.features = whole.features  # of a part: all ranks fetch together, also those without nodes
+        self.num_nodes, self.num_src = whole.host_block.num_dst, whole.host_block.num_src
         self.device = whole.placement.device
         self._local: Tensor | None = None
 
@@ -159,21 +166,21 @@ class _Run:
         source = _Input(self.model, self.whole, is_plain)
         if is_plain or any(isinstance(value, SparseRows) for value in state.values()):
             return source
-        return self.store(self._begun(source))
+        return self.store(self._begun(source), self.num_src)
 
     def _begun(self, source: _Input) -> Iterator[_Piece]:
-        rows = self.num_nodes
+        rows = self.num_src
         if self.memory_bytes is not None:
             rows = max(1, min(rows, self.memory_bytes // (2 * source.row_bytes + _FIRST_WIDTH_BYTES)))
-        for start in range(0, self.num_nodes, rows):
+        for start in range(0, self.num_src, rows):
             self.poll()
-            stop = min(start + rows, self.num_nodes)
-            is_all = stop - start == self.num_nodes
+            stop = min(start + rows, self.num_src)
+            is_all = stop - start == self.num_src
             yield start, stop, source.all() if is_all else source.gather(torch.arange(start, stop))
 
     def layer(self, index: int, rows: _Input | _Stored, wanted: Tensor | None = None) -> Iterator[_Piece]:
         """Output rows of one layer, chunk by chunk."""
-        budget = _Budget(self.memory_bytes, self.num_nodes, rows.row_bytes)
+        budget = _Budget(self.memory_bytes, self.num_nodes, self.num_src, rows.row_bytes)
         start = 0
         while start < self.num_nodes:
             self.poll()
@@ -211,8 +218,8 @@ class _Run:
         first, last = int(full.indptr[start]), int(full.indptr[stop])
         indices = full.indices[first:last].long()
         if self._local is None:
-            self._local = torch.zeros(self.num_nodes, dtype=torch.int32)
-        is_source = torch.zeros(self.num_nodes, dtype=torch.bool)
+            self._local = torch.zeros(self.num_src, dtype=torch.int32)
+        is_source = torch.zeros(self.num_src, dtype=torch.bool)
         is_source[indices] = True
         is_source[start:stop] = True
         ids = is_source.nonzero().squeeze(1)
@@ -234,21 +241,25 @@ class _Run:
         )
         return block, ids
 
-    def store(self, pieces: Iterator[_Piece]) -> _Stored:
-        """Collect a layer's rows: in memory where computing happens, or in files where they are too many for the budget."""
+    def complete(self, rows: _Stored) -> _Stored:
+        """A layer's rows with those of the halo. All ranks call it together: one without a halo may still have to give."""
+        return rows.mapped(self.whole.complete)
+
+    def store(self, pieces: Iterator[_Piece], num_rows: int) -> _Stored:
+        """Collect rows: in memory where computing happens, or in files where they are too many for the budget."""
         tensors: dict[str, Tensor] = {}
         for start, stop, state in pieces:
-            if stop - start == self.num_nodes:
+            if stop - start == num_rows:
                 return _Stored(state, self.device)
             if not tensors:
-                tensors = self._allocate(state)
+                tensors = self._allocate(state, num_rows)
             for name, value in state.items():
                 tensors[name][start:stop] = value
         return _Stored(tensors, self.device)
 
-    def _allocate(self, state: State) -> dict[str, Tensor]:
-        shapes = {name: (self.num_nodes, *value.shape[1:]) for name, value in state.items()}
-        total = self.num_nodes * sum(_row_bytes(value) for value in state.values())
+    def _allocate(self, state: State, num_rows: int) -> dict[str, Tensor]:
+        shapes = {name: (num_rows, *value.shape[1:]) for name, value in state.items()}
+        total = num_rows * sum(_row_bytes(value) for value in state.values())
         is_large = self.memory_bytes is not None and 2 * total > self.memory_bytes
         if is_large and self.spill_dir is not None:
             return {name: _mapped(shapes[name], value.dtype, self.spill_dir) for name, value in state.items()}
@@ -263,8 +274,9 @@ class _Budget:
     many sources the destinations share; what it says depends on the graph and the budget only.
     """
 
-    def __init__(self, memory_bytes: int | None, num_nodes: int, in_bytes: int) -> None:
+    def __init__(self, memory_bytes: int | None, num_nodes: int, num_src: int, in_bytes: int) -> None:
         self.memory_bytes, self.num_nodes, self.in_bytes = memory_bytes, num_nodes, in_bytes
+        self.num_src = num_src
         self.out_bytes = max(in_bytes, _FIRST_WIDTH_BYTES)
         self.sources_per_reference = 1.0  # distinct sources / (edges + destinations)
 
@@ -289,7 +301,7 @@ class _Budget:
         while low < high:
             middle = (low + high + 1) // 2
             edges, rows = int(indptr[middle]) - int(indptr[start]), middle - start
-            sources = min(self.num_nodes, self.sources_per_reference * (rows + edges))
+            sources = min(self.num_src, self.sources_per_reference * (rows + edges))
             low, high = (middle, high) if self.fits(sources, edges, rows) else (low, middle - 1)
         return low
 
@@ -322,7 +334,7 @@ def _row_bytes(rows: Tensor) -> int:
     return rows[:1].numel() * rows.element_size()
 
 
-def _bytes_per_row(whole: WholeGraph) -> int:
+def _bytes_per_row(whole: WholeGraph | HeldPart) -> int:
     size = whole.placement.dtype.itemsize
     rows = getattr(whole.features, "rows", None)
     if isinstance(rows, SparseRows):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polyhop.errors import CheckpointError
 
-__all__ = ["TEMPORARY", "pack", "read_tensors", "replace_file", "sync_folder", "write_synced"]
+__all__ = ["TEMPORARY", "pack", "read_tensors", "replace_file", "sync_folder", "unpack", "write_synced"]
 
 TEMPORARY = ".tmp-"
 """Start of the name of anything not yet complete."""
@@ -60,12 +60,18 @@ def pack(tensors: Mapping[str, Tensor]) -> bytes:
     return save(packed)
 
 
+def unpack(data: bytes) -> dict[str, Tensor]:
+    """The tensors of what ``pack`` gave, on the CPU."""
+    from safetensors.torch import load
+
+    return load(data)
+
+
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of one safetensors file, on the CPU."""
     from safetensors import SafetensorError
-    from safetensors.torch import load
 
     try:
-        return load(path.read_bytes())
+        return unpack(path.read_bytes())
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot read {path}: {error}") from error

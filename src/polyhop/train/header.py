@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from polyhop.graph import Graph
+from polyhop.graph import Graph, SharedGraph
 from polyhop.kernels import native
 from polyhop.strategies import Placement
 
@@ -17,12 +17,13 @@ __all__ = ["first_lines"]
 
 
 def first_lines(
-    graph: Graph,
+    graph: Graph | SharedGraph,
     model: nn.Module,
     placement: Placement,
     num_neighbors: Sequence[int] | None,
     run_dir: Path | None,
     notes: Sequence[str] = (),
+    num_ranks: int = 1,
 ) -> dict[str, str]:
     """What to print before training, by name."""
     weights = sum(p.numel() for p in model.parameters())
@@ -37,7 +38,7 @@ def first_lines(
         "machine": _machine(placement),
         "kernels": _kernels(placement),
         "model": f"{type(model).__name__}  {weights:,} weights  {_format(placement)}",
-        "plan": f"single process, {plan}",
+        "plan": f"{'single process' if num_ranks == 1 else f'{num_ranks} ranks'}, {plan}",
         "run": "no folder (run_dir not given): nothing is saved" if run_dir is None else str(run_dir),
     }
     if notes:

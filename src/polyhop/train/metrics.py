@@ -10,24 +10,17 @@ from torch import Tensor
 
 from polyhop.errors import ConfigError, unknown
 
-__all__ = ["METRICS", "accuracy", "f1_micro", "roc_auc", "score"]
+__all__ = ["COUNTS", "METRICS", "accuracy", "f1_counts", "f1_micro", "hit_counts", "roc_auc", "score"]
 
 
 def accuracy(logits: Tensor, y: Tensor) -> float:
     """Share of rows whose largest logit is the label; for y [n, C], share of the n x C labels on the right side of 0."""
-    if y.dim() == 1:
-        return _mean(logits.argmax(dim=1) == y)
-    return _mean((logits > 0) == (y > 0.5))
+    return _ratio(*hit_counts(logits, y))
 
 
 def f1_micro(logits: Tensor, y: Tensor) -> float:
     """2 TP / (2 TP + FP + FN) over all rows and classes; single-label rows predict one class each, so it is accuracy."""
-    if y.dim() == 1:
-        return accuracy(logits, y)
-    predicted, true = logits > 0, y > 0.5
-    both = int((predicted & true).sum())
-    total = int(predicted.sum()) + int(true.sum())
-    return math.nan if total == 0 else 2 * both / total
+    return _ratio(*f1_counts(logits, y))
 
 
 def roc_auc(logits: Tensor, y: Tensor) -> float:
@@ -58,9 +51,29 @@ def _binary_auc(scores: Tensor, positive: Tensor) -> float:
     return (rank_sum - num_positive * (num_positive + 1) / 2) / (num_positive * num_negative)
 
 
-def _mean(hits: Tensor) -> float:
-    return math.nan if hits.numel() == 0 else int(hits.sum()) / hits.numel()
+def _ratio(part: float, whole: float) -> float:
+    return math.nan if whole == 0 else part / whole
 
+
+def hit_counts(logits: Tensor, y: Tensor) -> tuple[float, float]:
+    """(rows or labels that are right, all of them): accuracy is their ratio."""
+    hits = (logits.argmax(dim=1) == y) if y.dim() == 1 else ((logits > 0) == (y > 0.5))
+    return float(hits.sum()), float(hits.numel())
+
+
+def f1_counts(logits: Tensor, y: Tensor) -> tuple[float, float]:
+    """(2 TP, 2 TP + FP + FN): the micro-averaged F1 is their ratio."""
+    if y.dim() == 1:
+        return hit_counts(logits, y)
+    predicted, true = logits > 0, y > 0.5
+    return 2.0 * float((predicted & true).sum()), float(predicted.sum()) + float(true.sum())
+
+
+COUNTS: dict[str, Callable[[Tensor, Tensor], tuple[float, float]]] = {
+    "accuracy": hit_counts,
+    "f1_micro": f1_counts,
+}
+"""Metrics that are a ratio of two counts, so that ranks can add theirs up instead of sending their rows."""
 
 METRICS: dict[str, Callable[[Tensor, Tensor], float]] = {
     "accuracy": accuracy,

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from polyhop.errors import ConfigError, unknown
-from polyhop.graph import Graph
+from polyhop.graph import Graph, SharedGraph
 from polyhop.strategies import Loss
 
 __all__ = ["Metric", "Task", "check_model"]
 
 Metric = Callable[[Tensor, Tensor], float]
 """(logits [n, C], labels of the same rows) -> one number, larger is better."""
+
+Counts = Callable[[Tensor, Tensor], tuple[float, float]]
+"""(logits, labels) -> (numerator, denominator) of the metric."""
 
 SPLITS = ("train", "val", "test")
 
@@ -29,11 +32,17 @@ class Task:
     terms_per_row: int  # what one row adds to the count that the sum is divided by
     metric: str
     measure: Metric
-    ids: dict[str, Tensor]  # split -> its labelled nodes, int64, sorted
+    ids: dict[str, Tensor]  # split -> its labelled nodes (of a rank: its own, by local row), int64, sorted
+    counts: Counts | None = None  # where the metric is a ratio of two counts
 
     @classmethod
     def of(
-        cls, graph: Graph, losses: dict[bool, Loss], metrics: dict[str, Metric], metric: str | None = None
+        cls,
+        graph: Graph | SharedGraph,
+        losses: dict[bool, Loss],
+        metrics: dict[str, Metric],
+        metric: str | None = None,
+        counts: Mapping[str, Counts] | None = None,
     ) -> Task:
         """The task of a graph; ``losses`` by is_multilabel, ``metric`` overrides the graph's own."""
         if graph.y is None:
@@ -43,10 +52,11 @@ class Task:
         name = metric or graph.metric
         if name not in metrics:
             raise ConfigError(unknown("metric", name, metrics))
-        is_labelled = torch.ones(graph.num_nodes, dtype=torch.bool) if graph.is_multilabel else graph.y >= 0
+        is_labelled = torch.ones(len(graph.y), dtype=torch.bool) if graph.is_multilabel else graph.y >= 0
         ids = {split: _labelled(getattr(graph.split, split), is_labelled) for split in SPLITS}
         terms = graph.y.shape[1] if graph.is_multilabel else 1
-        return cls(graph.y, losses[graph.is_multilabel], terms, name, metrics[name], ids)
+        countable = None if counts is None else counts.get(name)
+        return cls(graph.y, losses[graph.is_multilabel], terms, name, metrics[name], ids, countable)
 
     def train_ids(self) -> Tensor:
         """The labelled train nodes; ConfigError if there are none."""
@@ -61,7 +71,7 @@ def _labelled(ids: Tensor, is_labelled: Tensor) -> Tensor:
     return ids[is_labelled[ids]]
 
 
-def check_model(model: nn.Module, graph: Graph) -> None:
+def check_model(model: nn.Module, graph: Graph | SharedGraph) -> None:
     """ConfigError where the graph has no features or the model's widths cannot fit it."""
     lazy = [
         name for name, p in model.named_parameters() if isinstance(p, nn.parameter.UninitializedParameter)
