@@ -18,7 +18,10 @@ BENCHES: dict[str, dict[str, int]] = {
     "kernels": {"spmm": 2, "attention": 2, "sampler": 1, "dropout": 1, "gather": 1},
     "epoch": {"minibatch": 1, "fullgraph": 1, "memory": 1},
     "accuracy": {"paired": 1},
+    "partition": {"methods": 1, "stream": 1},
+    "data": {"sides": 1},
 }
+WITHOUT_PEERS = {"partition", "data"}  # these run in the project's own environment
 
 
 def _arguments(given: list[str] | None) -> argparse.Namespace:
@@ -51,7 +54,13 @@ def main(given: list[str] | None = None) -> int:
     is_complete = True
     for section, num_threads in sections.items():
         if arguments.only in (None, section):
-            found = run_section(arguments.name, section, num_threads, is_quick=arguments.quick)
+            found = run_section(
+                arguments.name,
+                section,
+                num_threads,
+                is_quick=arguments.quick,
+                has_peers=arguments.name not in WITHOUT_PEERS,
+            )
             is_complete &= bool(found)
             figures += found
     print(f"\n{arguments.name}: {time.perf_counter() - start:.0f} s")

@@ -53,9 +53,11 @@ def _link_package(folder: Path) -> Path:
     return folder
 
 
-def run_section(bench: str, section: str, num_threads: int, *, is_quick: bool) -> list[Figure]:
-    """Run one section in a process of its own inside the peers' environment; its output streams to ours."""
-    python = ensure_peers()
+def run_section(
+    bench: str, section: str, num_threads: int, *, is_quick: bool, has_peers: bool = True
+) -> list[Figure]:
+    """Run one section in a process of its own inside the peers' environment, or our own; its output streams to ours."""
+    python = ensure_peers() if has_peers else Path(sys.executable)
     with tempfile.TemporaryDirectory(prefix="polyhop-bench-") as name:
         folder = Path(name)
         answer = folder / "figures.json"

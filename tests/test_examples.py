@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,18 @@ def test_own_graph(tmp_path: Path) -> None:
 def test_pyg_model() -> None:
     pytest.importorskip("torch_geometric")
     assert run_main("pyg_model.py") < 1e-4  # float32, sums in another order
+
+
+def test_several_ranks() -> None:
+    """As a program: its ranks are processes that must find its function by name."""
+    done = subprocess.run(
+        [sys.executable, "examples/several_ranks.py"], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    found = re.search(r"test accuracy ([\d.]+) on two ranks, ([\d.]+) in one process", done.stdout)
+    assert found is not None, done.stdout
+    assert abs(float(found[1]) - float(found[2])) <= 0.011  # a node or two may tip over by rounding
+    assert "rank 1 of 2" in done.stdout
 
 
 def test_every_example_is_tested() -> None:

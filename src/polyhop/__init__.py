@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from polyhop import errors, nn
+    from polyhop import errors, launch, nn, partition
     from polyhop.datasets import load
     from polyhop.graph import Block, Graph, Split
     from polyhop.sample import NeighborLoader
@@ -29,8 +29,10 @@ __all__ = [
     "Trainer",
     "__version__",
     "errors",
+    "launch",
     "load",
     "nn",
+    "partition",
 ]
 
 __version__ = "0.1.0"
@@ -44,7 +46,7 @@ _HOMES = {
     "Trainer": "polyhop.trainer",
     "load": "polyhop.datasets",
 }
-_MODULES = ("errors", "nn")
+_MODULES = ("errors", "launch", "nn", "partition")
 
 
 def __getattr__(name: str) -> Any:

@@ -14,7 +14,7 @@ from polyhop.errors import ConfigError, InputError, unknown
 if TYPE_CHECKING:
     from torch import nn
 
-    from polyhop.graph import Graph
+    from polyhop.graph import Graph, SharedGraph
 
 __all__ = ["MODELS", "Recipe"]
 
@@ -66,7 +66,7 @@ class Recipe:
         nodes = self.nodes if source is None else None
         return load(source or self.source, data_dir=self.data_dir, nodes=nodes, split=self.split)
 
-    def fitted(self, graph: Graph) -> Recipe:
+    def fitted(self, graph: Graph | SharedGraph) -> Recipe:
         """This recipe with the widths of the graph to train on."""
         if graph.num_features == 0 or graph.num_classes == 0:
             raise InputError(
@@ -113,10 +113,9 @@ class Recipe:
             yield
         except BaseException:
             if not (run_dir / "config.json").exists():
-                (run_dir / _FILE).unlink()
-                with suppress(OSError):
-                    for path in made:
-                        path.rmdir()
+                (run_dir / _FILE).unlink(missing_ok=True)
+                if made:  # so what is in it came with this attempt
+                    _remove_beginnings(run_dir, made)
             raise
 
     @classmethod
@@ -132,3 +131,14 @@ class Recipe:
             return cls(**json.loads(path.read_text(encoding="utf-8")))
         except (ValueError, TypeError) as error:
             raise InputError(f"{path} is damaged: {error}") from error
+
+
+def _remove_beginnings(run_dir: Path, made: list[Path]) -> None:
+    """Remove what a run leaves that ended before it began, then the folders ``made`` for it that are empty."""
+    for path in (run_dir / ".lock", *run_dir.glob("trace-rank*.jsonl")):
+        path.unlink(missing_ok=True)
+    with suppress(OSError):
+        (run_dir / "checkpoints").rmdir()
+    with suppress(OSError):
+        for path in made:
+            path.rmdir()

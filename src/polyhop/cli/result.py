@@ -16,11 +16,13 @@ __all__ = ["show_result"]
 
 def show_result(result: Result, folder: Path, as_json: bool) -> None:
     """Print the outcome: one JSON document, or a curve and a table; curve.png goes into the run folder."""
-    from polyhop.report import curve, read_history
+    from polyhop.report import History, curve
 
-    history = read_history(folder)
+    history = History(tuple(result.history))
     loss, val = history.series("loss"), history.series("val")
-    picture = _save_picture(folder, result.metric, {"loss": loss, "val": val, "test": history.series("test")})
+    is_here = folder.is_dir()  # rank 0 may have written it on another host
+    series = {"loss": loss, "val": val, "test": history.series("test")}
+    picture = _save_picture(folder, result.metric, series) if is_here else None
     if as_json:
         console.print_json({**result.to_json(), "curve": None if picture is None else str(picture)})
         return
@@ -31,7 +33,7 @@ def show_result(result: Result, folder: Path, as_json: bool) -> None:
     at = "" if result.best_epoch is None else f" at epoch {result.best_epoch}"
     rows.append((f"best validation {result.metric}", f"{_shown(result.best_val)}{at}"))
     rows.append(("trained", f"{result.epochs} epochs, {result.steps:,} steps, {result.seconds:.1f} s"))
-    rows.append(("run folder", str(folder)))
+    rows.append(("run folder", str(folder) if is_here else f"{folder} on the host of rank 0, not here"))
     if picture is not None:
         rows.append(("picture", str(picture)))
     rows.append(("next", f"polyhop predict {folder} --out predictions.csv"))

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from polyhop.graph import Graph
+    from polyhop.launch import Launch
     from polyhop.trainer import Trainer
 
 __all__ = ["command"]
@@ -76,6 +77,53 @@ def command(
     patience: Annotated[
         int | None, typer.Option(min=1, help="Stop after this many evaluations without a gain.")
     ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Ranks to train on; under torchrun its number.", rich_help_panel="Ranks"),
+    ] = None,
+    strategy: Annotated[
+        str | None,
+        typer.Option(help="single | data [default: data where there are ranks].", rich_help_panel="Ranks"),
+    ] = None,
+    parts: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of parts: opened if there, else made. Without it every rank loads the graph and cuts its part.",
+            rich_help_panel="Ranks",
+        ),
+    ] = None,
+    partitioner: Annotated[
+        str, typer.Option(help="metis | fennel | ldg | hash | block.", rich_help_panel="Ranks")
+    ] = "auto",
+    feature_dtype: Annotated[
+        str,
+        typer.Option(
+            help="Of rows sent between ranks: auto (as stored) | float32 | bfloat16 | int8.",
+            rich_help_panel="Ranks",
+        ),
+    ] = "auto",
+    cache: Annotated[
+        str | None,
+        typer.Option(help="Memory for other ranks' hot rows, such as 500MB.", rich_help_panel="Ranks"),
+    ] = None,
+    per_minibatch_rpc: Annotated[
+        bool,
+        typer.Option(
+            "--per-minibatch-rpc", help="Data as DistDGL does it: a baseline.", rich_help_panel="Ranks"
+        ),
+    ] = False,
+    engine: Annotated[
+        str, typer.Option(help="auto | local | torchrun | ray.", rich_help_panel="Ranks")
+    ] = "auto",
+    start_timeout: Annotated[
+        float, typer.Option(min=1.0, help="Seconds to wait for all ranks.", rich_help_panel="Ranks")
+    ] = 300.0,
+    peer_timeout: Annotated[
+        float, typer.Option(min=1.0, help="Seconds without a sign from a rank.", rich_help_panel="Ranks")
+    ] = 60.0,
+    max_restarts: Annotated[
+        int, typer.Option(min=0, help="Restarts after a lost rank.", rich_help_panel="Ranks")
+    ] = 0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of every random choice.")] = 0,
     device: Annotated[str, typer.Option(help="auto | cpu | cuda | cuda:1 ...")] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="Threads [default: torch's choice].")] = None,
@@ -108,6 +156,8 @@ def command(
       polyhop train cora --data-dir DATA --model gcn --hidden 16 --epochs 200 --weight-decay 5e-4
       polyhop train synth:products?scale=0.1 --layers 3 --fanout 15,10,5 --epochs 5
       polyhop train edges.csv --nodes nodes.csv --run-dir runs/mine --resume auto
+      polyhop train debian-packages --workers 2 --fanout 15,10
+      torchrun --nproc-per-node 2 -m polyhop train debian-packages --fanout 15,10
       polyhop train debian-packages --dry-run --json
     """
     fan_outs = _fan_outs(fanout)
@@ -150,7 +200,28 @@ def command(
         "device": device,
         "resume": resume,
         "progress": progress,
+        "feature_dtype": feature_dtype,
+        "cache": cache,
+        "per_minibatch_rpc": per_minibatch_rpc,
     }
+    from polyhop.launch import Launch, is_rank_process
+
+    on_ranks = workers is not None or is_rank_process()
+    options["strategy"] = strategy or ("data" if on_ranks else "single")
+    if on_ranks and not dry_run:
+        asked = Launch(
+            num_ranks=workers,
+            engine=engine,
+            threads=threads or 1,
+            start_timeout_s=start_timeout,
+            peer_timeout_s=peer_timeout,
+            max_restarts=max_restarts,
+            agreed={"graph": name, "model": [model, layers, hidden], "fan-outs": fan_outs, "seed": seed},
+        )
+        _train_on_ranks(
+            recipe, options, run_dir, asked, parts, partitioner, overwrite=overwrite, as_json=as_json
+        )
+        return
     _train(recipe, options, run_dir, threads=threads, overwrite=overwrite, dry_run=dry_run, as_json=as_json)
 
 
@@ -187,6 +258,40 @@ def _train(
     with recipe.kept_in(folder):
         result = Trainer(**options, run_dir=folder).fit(model, graph)
     show_result(result, folder, as_json)
+
+
+def _train_on_ranks(
+    recipe: Recipe,
+    options: dict[str, Any],
+    run_dir: str,
+    asked: Launch,
+    parts: Path | None,
+    partitioner: str,
+    *,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """The same on several ranks: check what can be checked here, start them, show what rank 0 came to."""
+    from polyhop import launch
+    from polyhop.cli.ranks import check_parts, is_first_process, train_rank
+    from polyhop.train.folder import automatic_name
+    from polyhop.trainer import Trainer
+
+    Trainer(**options, run_dir=None if options["resume"] is None else run_dir)
+    if options["strategy"] == "data" and options["num_neighbors"] is None:
+        raise ConfigError(
+            "ranks train on mini-batches: give --fanout, one number per layer, such as --fanout 15,10 (-1 = all neighbours)"
+        )
+    if parts is not None and parts.exists() and not launch.is_rank_process():
+        check_parts(parts, recipe, asked.num_ranks, is_whole=asked.engine != "ray")
+    folder = automatic_name(Path(recipe.source).name, recipe.model) if run_dir == "auto" else Path(run_dir)
+    if asked.engine == "ray":  # its ranks work where Ray was started, not here
+        folder, parts = folder.absolute(), None if parts is None else parts.absolute()
+    if overwrite and is_first_process():
+        _clear(folder)
+    result = launch.run(train_rank, (recipe, options, folder, parts, partitioner), asked)
+    if is_first_process():
+        show_result(result, Path(str(result.run_dir)), as_json)
 
 
 def _show_dry_run(trainer: Trainer, model: nn.Module, graph: Graph, as_json: bool) -> None:

@@ -1,0 +1,151 @@
+"""Training on several ranks: what each of them does, from the command's values to the result of rank 0.
+
+Parts come from a folder (``--parts``, made by ``polyhop partition`` or, where there is none yet, by rank 0), or every rank
+loads the graph, rank 0 says who owns what, and each cuts its own part out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polyhop.cli.recipe import Recipe
+from polyhop.errors import PartitionError
+
+if TYPE_CHECKING:
+    from polyhop.comm import Collective
+    from polyhop.graph import SharedGraph
+    from polyhop.launch import RankContext
+    from polyhop.partition import PartitionFolder
+    from polyhop.train.state import Result
+
+__all__ = ["check_parts", "is_first_process", "share_of", "train_rank"]
+
+
+def is_first_process() -> bool:
+    """Whether this process speaks for the run: the one that starts the ranks, or rank 0 where each was started apart."""
+    from polyhop.launch import is_rank_process
+
+    return not is_rank_process() or os.environ.get("RANK", "0") == "0"
+
+
+def check_parts(parts: Path, recipe: Recipe, num_ranks: int | None, *, is_whole: bool) -> None:
+    """PartitionError unless the folder is one of the recipe's graph, for so many ranks; ``is_whole``: with every file."""
+    from polyhop.partition import open_parts
+
+    folder = open_parts(parts)
+    if num_ranks is not None:
+        folder.check_ranks(num_ranks)
+    if is_whole:
+        folder.check_sizes()
+    _check_graph(folder, recipe)
+
+
+def _check_graph(folder: PartitionFolder, recipe: Recipe) -> None:
+    """A folder that says the recipe's name is believed; one of another name must hold the same graph."""
+    from polyhop.graph import fingerprint_graph
+
+    facts, source = folder.facts, Path(recipe.source)
+    if facts.name in (recipe.source, source.name, source.stem):
+        return
+    graph = recipe.load()
+    if dict(facts.fingerprint) != fingerprint_graph(graph):
+        raise PartitionError(
+            f"{folder.path} holds parts of {facts.name!r} ({facts.num_nodes:,} nodes, {facts.num_features:,} features), "
+            f"not of {recipe.source!r} ({graph.num_nodes:,} nodes, {graph.num_features:,} features): give the folder of "
+            "that graph to --parts, or the name of a folder that is to be made"
+        )
+
+
+def train_rank(
+    context: RankContext,
+    recipe: Recipe,
+    options: dict[str, Any],
+    folder: Path,
+    parts: Path | None,
+    method: str,
+) -> Result:
+    """Train as one rank; a restarted rank goes on from the last checkpoint."""
+    from polyhop.train.together import share_value
+    from polyhop.trainer import Trainer
+
+    line = context.comm
+    folder = Path(share_value(str(folder), line))  # ranks that started apart may have named it apart
+    if context.engine == "torchrun" and line.rank == 0 and parts is not None and parts.exists():
+        check_parts(parts, recipe, line.num_ranks, is_whole=False)
+    held = share_of(line, recipe, parts, method, options["seed"])
+    recipe = recipe.fitted(held)
+    model = recipe.build(options["seed"])
+    if context.attempt > 0:
+        options = {**options, "resume": "auto"}
+    with recipe.kept_in(folder) if line.rank == 0 else _tidy(folder, context):
+        return Trainer(**options, run_dir=folder).fit(model, held, line=line)
+
+
+@contextmanager
+def _tidy(folder: Path, context: RankContext) -> Iterator[None]:
+    """A rank that ends before its first step leaves no trace, nor the folder that was made for it."""
+    trace = folder / f"trace-rank{context.comm.rank}.jsonl"
+
+    def leave() -> None:
+        with suppress(OSError):
+            if b'"step"' not in trace.read_bytes():
+                trace.unlink()
+                folder.rmdir()
+
+    context.on_loss(leave)
+    try:
+        yield
+    except BaseException:
+        leave()
+        raise
+
+
+def share_of(line: Collective, recipe: Recipe, parts: Path | None, method: str, seed: int) -> SharedGraph:
+    """This rank's share of the graph."""
+    import torch
+
+    from polyhop.graph import fingerprint_graph
+    from polyhop.partition import default_method, open_parts, partition, save_parts, share
+    from polyhop.partition.record import Partition
+    from polyhop.train.together import share_value
+
+    chosen = default_method() if method == "auto" else method
+    if parts is not None:
+        if line.rank == 0 and not parts.exists():
+            graph = recipe.load()
+            save_parts(graph, partition(graph, line.num_ranks, chosen, seed=seed), parts)
+        share_value(True, line)  # nobody opens it before it is there
+        if not parts.exists():
+            raise PartitionError(
+                f"no folder {parts} on host {socket.gethostname()}: every host needs it, at the same path; share it, or "
+                f"copy manifest.json and the parts of this host's ranks (rank 0 of {line.num_ranks} has it)"
+            )
+        folder = open_parts(parts)
+        _agree(line, f"folder {parts}", folder.about)
+        return folder.share(line.rank, line.num_ranks)
+    graph = recipe.load()
+    _agree(line, f"graph {recipe.source}", fingerprint_graph(graph))
+    if line.rank == 0:
+        owner = partition(graph, line.num_ranks, chosen, seed=seed).owner
+    else:
+        owner = torch.empty(graph.num_nodes, dtype=torch.int32)
+    owner = line.broadcast(owner.to(line.device), kind="ids").cpu()
+    return share(graph, Partition(owner, line.num_ranks, chosen, seed), line.rank)
+
+
+def _agree(line: Collective, what: str, facts: dict[str, Any]) -> None:
+    """PartitionError on a rank whose facts are not those of rank 0: on another host, a name may mean another thing."""
+    from polyhop.train.together import share_value
+
+    own = hashlib.blake2b(json.dumps(facts, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
+    if share_value(own, line) != own:
+        raise PartitionError(
+            f"{what} on host {socket.gethostname()} is not the one that rank 0 has: copy that to every host"
+        )

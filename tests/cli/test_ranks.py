@@ -1,0 +1,89 @@
+"""Training struck by SIGKILL or SIGSTOP at any moment: named in time, nothing stays, a restart ends in the same weights."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyhop import launch
+from polyhop.cli.ranks import train_rank
+from polyhop.cli.recipe import Recipe
+from polyhop.errors import LaunchError, PeerError
+from polyhop.launch import Launch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "launch"))
+
+from faults import strike
+from remains import Remains
+
+PEER_TIMEOUT_S = 3.0
+SLACK_S = 25.0
+OPTIONS: dict[str, Any] = {
+    "strategy": "data",
+    "max_epochs": 3,
+    "num_neighbors": [5, 5],
+    "batch_size": 128,
+    "seed": 0,
+    "device": "cpu",
+    "checkpoint_every": 4,
+    "progress": "none",
+    "resume": None,
+}
+RECIPE = Recipe(source="synth:arxiv?scale=0.02", model="sage", hidden=16, layers=2)
+
+
+@pytest.fixture
+def remains() -> Iterator[Remains]:
+    seen = Remains()
+    yield seen
+    seen.check()
+
+
+def work(folder: Path) -> tuple[Any, ...]:
+    return (RECIPE, OPTIONS, folder, None, "hash")
+
+
+def digest(folder: Path) -> str:
+    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=lambda number: number.name)
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_training_struck_at_random_moments(
+    tmp_path: Path, remains: Remains, number: signal.Signals, restarts: int
+) -> None:
+    """Ten moments each, from the start of the ranks to their end."""
+    seed = random.SystemRandom().randrange(2**31)
+    moments = random.Random(seed)
+    options = Launch(
+        num_ranks=3, peer_timeout_s=PEER_TIMEOUT_S, start_timeout_s=30, pin=False, max_restarts=restarts
+    )
+    before = time.monotonic()
+    launch.run(train_rank, work(tmp_path / "whole"), options)
+    whole_s = time.monotonic() - before
+    landed = 0
+    for round_ in range(10):
+        folder = tmp_path / f"run-{round_}"
+        rank, after_s = moments.randrange(3), moments.uniform(0, 1) * whole_s
+        struck = strike(train_rank, work(folder), options, rank=rank, number=number, after_s=after_s)
+        told = f"seed {seed}, rank {rank} after {after_s:.2f} of {whole_s:.2f} s: {struck}"
+        landed += struck.has_landed
+        if struck.error is None:
+            assert digest(folder) == digest(tmp_path / "whole"), told
+        else:
+            assert not restarts, told
+            assert isinstance(struck.error, PeerError | LaunchError), told
+            assert f"rank {rank}" in str(struck.error), told
+            limit_s = options.start_timeout_s if isinstance(struck.error, LaunchError) else PEER_TIMEOUT_S
+            assert struck.seconds < limit_s + SLACK_S, told
+        remains.check(within_s=10)
+    assert landed >= 5, f"seed {seed}"
