@@ -17,8 +17,8 @@ from polyhop import datasets
 from polyhop.errors import ConfigError, DatasetError, GraphError, PartitionError, UnsupportedError
 from polyhop.graph import Graph
 from polyhop.partition import is_out_of_core, open_parts, partition, partition_files, save_parts
-from polyhop.partition.budget import parse_bytes, show_bytes
-from polyhop.partition.work import Work
+from polyhop.partition.external.budget import parse_bytes, show_bytes
+from polyhop.partition.external.work import Work
 
 METHODS = ("hash", "block", "ldg", "fennel")
 NODES, EDGES, MEMORY = 3000, 100_000, 210_000
@@ -304,7 +304,7 @@ def test_another_command_or_input_starts_afresh(
         edges = _edges(300, 3000, seed=1)
         np.save(tmp_path / "edges.npy", edges)
     if change == "another boot":
-        monkeypatch.setattr("polyhop.partition.work._boot", lambda: "after a crash")
+        monkeypatch.setattr("polyhop.partition.external.work._boot", lambda: "after a crash")
     if change == "a damaged journal":
         (tmp_path / ".tmp-parts" / ".work" / "journal.json").write_text('{"command":')
     told = []
@@ -354,7 +354,7 @@ def test_a_disk_full_in_the_middle_of_an_array(tmp_path: Path, monkeypatch: pyte
     def full(self, *args, **options) -> None:
         raise OSError("3000 requested and 12 written")
 
-    monkeypatch.setattr("polyhop.partition.bins.BinFiles.file", full)
+    monkeypatch.setattr("polyhop.partition.external.bins.BinFiles.file", full)
     with pytest.raises(PartitionError, match=r"3000 requested and 12 written.*make room"):
         partition_files(tmp_path / "edges.npy", 3, "hash", tmp_path / "parts")
 
@@ -480,7 +480,7 @@ def test_when_work_is_out_of_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         is_out_of_core("cora", "auto", "1GB")
     with pytest.raises(ConfigError, match=r"'metis' does not read edges in .npy files; use block"):
         is_out_of_core(str(tmp_path / "e.npy"), "metis", None)
-    monkeypatch.setattr("polyhop.partition.inputs._LARGE", 10)
+    monkeypatch.setattr("polyhop.partition.external.inputs._LARGE", 10)
     assert is_out_of_core(str(tmp_path / "e.csv"), "auto", None)
     with pytest.raises(ConfigError, match=r"'metis' does not read a file of more than 10B"):
         is_out_of_core(str(tmp_path / "e.csv"), "metis", None)

@@ -10,14 +10,14 @@ from typing import Any
 from polyhop.errors import ConfigError, unknown
 from polyhop.graph import Graph
 from polyhop.partition.block import block
-from polyhop.partition.budget import parse_bytes
 from polyhop.partition.cut import cut, share
 from polyhop.partition.external import write_parts
+from polyhop.partition.external.budget import parse_bytes
+from polyhop.partition.external.inputs import find_inputs, is_out_of_core
 from polyhop.partition.fennel import fennel
 from polyhop.partition.file import from_file
 from polyhop.partition.folder import PartitionFolder, check_free, open_parts, save_parts
 from polyhop.partition.hash import hash_parts
-from polyhop.partition.inputs import find_inputs, is_out_of_core
 from polyhop.partition.ldg import ldg
 from polyhop.partition.metis import metis
 from polyhop.partition.quality import Quality, quality

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from polyhop.kernels.bins import group_edges, sum_lists, unique_lists
 from polyhop.kernels.stream import Stream, stream_parts
-from polyhop.partition.bins import BinFiles, even_bounds
-from polyhop.partition.budget import Budget, id_dtype
+from polyhop.partition.external.bins import BinFiles, even_bounds
+from polyhop.partition.external.budget import Budget, id_dtype
+from polyhop.partition.external.source import EdgeSource
+from polyhop.partition.external.work import Work
 from polyhop.partition.files import put, take
 from polyhop.partition.levels import Level, group_sums
-from polyhop.partition.source import EdgeSource
-from polyhop.partition.work import Work
 
 __all__ = ["DiskLevel", "Tell", "level_on_disk"]
 

@@ -13,14 +13,14 @@ from torch import Tensor
 from polyhop.errors import ConfigError
 from polyhop.kernels.stream import Stream
 from polyhop.partition.block import block_owner
-from polyhop.partition.budget import Budget
+from polyhop.partition.external.budget import Budget
+from polyhop.partition.external.source import EdgeSource
+from polyhop.partition.external.streamed import DiskLevel, Tell, level_on_disk
+from polyhop.partition.external.work import Work
 from polyhop.partition.file import read_owner
 from polyhop.partition.hash import hash_owner
 from polyhop.partition.levels import place
-from polyhop.partition.source import EdgeSource
-from polyhop.partition.streamed import DiskLevel, Tell, level_on_disk
 from polyhop.partition.streaming import Room, ldg_passes
-from polyhop.partition.work import Work
 
 __all__ = ["METHODS_ON_DISK", "NODE_BYTES", "TRAIN_BYTES", "check_method", "place_nodes"]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from polyhop.errors import PartitionError
 from polyhop.kernels.bins import count_edges
-from polyhop.partition.source import Chunk, EdgeSource
+from polyhop.partition.external.source import Chunk, EdgeSource
 
 __all__ = ["Counts", "scan_edges"]
 

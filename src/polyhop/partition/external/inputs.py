@@ -15,13 +15,13 @@ import numpy as np
 
 from polyhop.datasets import folder, tables
 from polyhop.errors import ConfigError, DatasetError, PartitionError
-from polyhop.partition import tabular
-from polyhop.partition.budget import Budget, show_bytes
+from polyhop.partition.external import tabular
+from polyhop.partition.external.budget import Budget, show_bytes
+from polyhop.partition.external.nodes import NodeFiles, find_node_files
+from polyhop.partition.external.owners import METHODS_ON_DISK
+from polyhop.partition.external.source import EdgeSource, NpyEdges, identity, open_npy_edges
+from polyhop.partition.external.work import Work
 from polyhop.partition.files import SETS
-from polyhop.partition.nodes import NodeFiles, find_node_files
-from polyhop.partition.owners import METHODS_ON_DISK
-from polyhop.partition.source import EdgeSource, NpyEdges, identity, open_npy_edges
-from polyhop.partition.work import Work
 
 __all__ = ["Inputs", "find_inputs", "is_edge_file", "is_out_of_core", "size_of"]
 

@@ -12,8 +12,8 @@ import torch
 
 from polyhop.graph.fingerprint import stride_of
 from polyhop.kernels.bins import group_edges
+from polyhop.partition.external.work import Work
 from polyhop.partition.files import ArrayFile
-from polyhop.partition.work import Work
 
 __all__ = ["renumber", "sample_edges"]
 

@@ -22,20 +22,20 @@ from torch import Tensor
 from polyhop.errors import ConfigError, PartitionError, unknown
 from polyhop.graph import DenseFeatures
 from polyhop.graph.fingerprint import Sampled, digest, row_ids
-from polyhop.partition.bins import BinFiles, even_bounds
-from polyhop.partition.budget import Budget, id_dtype
+from polyhop.partition.external.bins import BinFiles, even_bounds
+from polyhop.partition.external.budget import Budget, id_dtype
+from polyhop.partition.external.inputs import Inputs
+from polyhop.partition.external.nodes import NodeFiles, check_nodes, feature_dtype, feature_rows, hand_out
+from polyhop.partition.external.owners import NODE_BYTES, TRAIN_BYTES, check_method, place_nodes
+from polyhop.partition.external.pieces import NodeTables, PartWriter, Samples
+from polyhop.partition.external.renumber import renumber, sample_edges
+from polyhop.partition.external.scan import scan_edges
+from polyhop.partition.external.source import EdgeSource, NpyRows, identity
+from polyhop.partition.external.streamed import Tell
+from polyhop.partition.external.work import Work
 from polyhop.partition.files import FORMAT, SETS, TEMPORARY, finish_folder, part_name, sync_file, write_array
-from polyhop.partition.inputs import Inputs
-from polyhop.partition.nodes import NodeFiles, check_nodes, feature_dtype, feature_rows, hand_out
-from polyhop.partition.owners import NODE_BYTES, TRAIN_BYTES, check_method, place_nodes
-from polyhop.partition.pieces import NodeTables, PartWriter, Samples
 from polyhop.partition.quality import quality_of_counts
 from polyhop.partition.record import check_num_parts
-from polyhop.partition.renumber import renumber, sample_edges
-from polyhop.partition.scan import scan_edges
-from polyhop.partition.source import EdgeSource, NpyRows, identity
-from polyhop.partition.streamed import Tell
-from polyhop.partition.work import Work
 
 __all__ = ["write_parts"]
 

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from polyhop.errors import DatasetError, PartitionError, UnsupportedError
 from polyhop.graph import Graph, Split
+from polyhop.partition.external.source import NpyRows
 from polyhop.partition.files import SETS, ArrayFile, part_name
-from polyhop.partition.source import NpyRows
 
 __all__ = [
     "NodeFiles",

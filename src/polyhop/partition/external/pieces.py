@@ -19,9 +19,9 @@ from polyhop.errors import PartitionError
 from polyhop.kernels.bins import group_edges
 from polyhop.kernels.edges import first_of_each, num_repeated
 from polyhop.kernels.halo import Halo
-from polyhop.partition.bins import BinFiles
+from polyhop.partition.external.bins import BinFiles
+from polyhop.partition.external.nodes import split_of
 from polyhop.partition.files import SETS, ArrayFile, part_name, write_array
-from polyhop.partition.nodes import split_of
 
 __all__ = ["NodeTables", "PartWriter", "Samples"]
 
