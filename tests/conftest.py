@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 # One thread unless told: two threads that wait for each other on a busy machine make tiny graphs slow.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# A package that is on a relative path must be found by processes that start elsewhere, too.
+if os.environ.get("PYTHONPATH"):
+    given = os.environ["PYTHONPATH"].split(os.pathsep)
+    os.environ["PYTHONPATH"] = os.pathsep.join(str(Path(path).resolve()) for path in given)
+
 # A shell starts background commands with Ctrl-C ignored, which children inherit: the tests of Ctrl-C need it back.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
