@@ -513,7 +513,7 @@ def test_sigkill_at_random_moments(method: str, tmp_path: Path) -> None:
             command, cwd=tmp_path, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
         ) as run:
             try:
-                run.wait(timeout=4 + 4 * rng.random() + kills / 2)
+                run.wait(timeout=1 + 2 * rng.random() + kills / 4)  # longer each time, so that it ends
                 assert run.returncode == 0
             except subprocess.TimeoutExpired:
                 run.send_signal(signal.SIGKILL)
