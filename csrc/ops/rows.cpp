@@ -1,19 +1,23 @@
-// Row gather (with conversion to float) and deterministic row scatter-add.
+// Row gather (with conversion to float), from one matrix or two, and deterministic row scatter-add.
 #include <atomic>
 #include <vector>
 
 #include "isa.h"
 #include "pool.h"
 #include "simd.h"
+#include "two_places.h"
 
 #define PH_GATHER_ARGS                                                                                              \
   (const void* values, int64_t type, int64_t num_rows, int64_t width, const int64_t* ids, int64_t n,                 \
    const void* scale, void* out, int64_t threads)
+#define PH_POOLED_ARGS                                                                                              \
+  (const void* values, int64_t num_first, const void* second, int64_t num_second, int64_t type, int64_t width,       \
+   const int64_t* ids, int64_t n, const void* scale, void* out, int64_t threads)
 #define PH_SCATTER_ARGS                                                                                      \
   (void* out, int64_t type, int64_t num_rows, const int64_t* ids, int64_t n, const void* rows, int64_t width, \
    int64_t threads)
 
-PH_DECLARE(int64_t, gather_rows, PH_GATHER_ARGS)
+PH_DECLARE(int64_t, gather_rows, PH_POOLED_ARGS)
 PH_DECLARE(int64_t, scatter_add_rows, PH_SCATTER_ARGS)
 
 namespace polyhop {
@@ -52,18 +56,30 @@ inline void copy_row(const float* from, const float* scale, int64_t width, float
   for (int64_t c = 0; c < width; ++c) to[c] = from[c] * scale[c];
 }
 
-template <class T>
-void gather(const T* values, int64_t width, const int64_t* ids, int64_t n, const Sum<T>* scale, Sum<T>* out,
+// row(id) is the address of a stored row.
+template <class T, class Row>
+void gather(const Row& row, int64_t width, const int64_t* ids, int64_t n, const Sum<T>* scale, Sum<T>* out,
             int threads) {
   if (width == 0) return;
   const int lines = std::min(32, lines_of(width * int64_t(sizeof(T))));
   const int64_t ahead = rows_ahead(lines);
   parallel_for(n, std::max<int64_t>(16, (1 << 15) / width), threads, [&](int64_t begin, int64_t end) {
     for (int64_t k = begin; k < end; ++k) {
-      if (k + ahead < n) prefetch(values + ids[k + ahead] * width, lines);
-      copy_row(values + ids[k] * width, scale, width, out + k * width);
+      if (k + ahead < n) prefetch(row(ids[k + ahead]), lines);
+      copy_row(row(ids[k]), scale, width, out + k * width);
     }
   });
+}
+
+// From one matrix, or from two: ids from num_first on are rows of the second.
+template <class T>
+void gather_from(const T* first, int64_t num_first, const T* second, int64_t width, const int64_t* ids, int64_t n,
+                 const Sum<T>* scale, Sum<T>* out, int threads) {
+  const TwoPlaces<T> two(first, num_first, second, width);
+  if (second)
+    gather<T>([=](int64_t r) { return two.row(r); }, width, ids, n, scale, out, threads);
+  else
+    gather<T>([=](int64_t r) { return first + r * width; }, width, ids, n, scale, out, threads);
 }
 
 template <class T>
@@ -106,12 +122,12 @@ void scatter(T* out, int64_t num_rows, const int64_t* ids, int64_t n, const T* r
 }  // namespace
 
 // The position of the first id outside the rows, or -1 and the rows are in out.
-int64_t gather_rows PH_GATHER_ARGS {
-  const int64_t bad = first_bad(ids, n, num_rows, int(threads));
+int64_t gather_rows PH_POOLED_ARGS {
+  const int64_t bad = first_bad(ids, n, num_first + num_second, int(threads));
   if (bad >= 0) return bad;
 #define PH_RUN(T)                                                                                            \
-  gather(static_cast<const T*>(values), width, ids, n, static_cast<const Sum<T>*>(scale),                     \
-         static_cast<Sum<T>*>(out), int(threads))
+  gather_from(static_cast<const T*>(values), num_first, static_cast<const T*>(second), width, ids, n,         \
+              static_cast<const Sum<T>*>(scale), static_cast<Sum<T>*>(out), int(threads))
   if (type == 3) {
     PH_RUN(int8_t);
   } else if (type == 4) {
@@ -135,7 +151,10 @@ int64_t scatter_add_rows PH_SCATTER_ARGS {
 
 #ifdef PH_ISA_base
 PH_EXPORT int64_t ph_gather_rows PH_GATHER_ARGS {
-  return PH_PICK(gather_rows)(values, type, num_rows, width, ids, n, scale, out, threads);
+  return PH_PICK(gather_rows)(values, num_rows, nullptr, 0, type, width, ids, n, scale, out, threads);
+}
+PH_EXPORT int64_t ph_gather_pooled PH_POOLED_ARGS {
+  return PH_PICK(gather_rows)(values, num_first, second, num_second, type, width, ids, n, scale, out, threads);
 }
 PH_EXPORT int64_t ph_scatter_add_rows PH_SCATTER_ARGS {
   return PH_PICK(scatter_add_rows)(out, type, num_rows, ids, n, rows, width, threads);

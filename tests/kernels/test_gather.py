@@ -95,3 +95,71 @@ def test_wrong_arguments() -> None:
         gather_rows(torch.ones(3, 2), ids, scale=torch.ones(3))
     with pytest.raises(InputError, match=r"out must be contiguous torch.float32 \[1, 2\], got torch.float64"):
         gather_rows(torch.ones(3, 2), ids, out=torch.empty(1, 2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [1, 7, 17, 128, 257])
+@pytest.mark.parametrize("is_scaled", [False, True])
+@pytest.mark.parametrize("mode", ["native", "reference"])
+def test_two_places_equal_one(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, width: int, is_scaled: bool, mode: str
+) -> None:
+    whole = _stored(40, width, dtype)
+    ids = torch.randint(40, (200,), generator=torch.Generator().manual_seed(1))
+    scale = torch.rand(width) if is_scaled else None
+    expected = gather_rows(whole, ids, scale=scale)
+    monkeypatch.setenv("POLYHOP_KERNELS", mode)
+    for cut in (0, 1, 17, 39, 40):
+        got = gather_rows(whole[:cut].clone(), ids, second=whole[cut:].clone(), scale=scale)
+        assert got.dtype == expected.dtype
+        assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 4, 5])
+def test_two_places_for_any_thread_count(
+    native_only: None, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    whole = _stored(300, 100, torch.float32)
+    ids = torch.randint(300, (5000,), generator=torch.Generator().manual_seed(1))
+    monkeypatch.setenv("POLYHOP_THREADS", str(threads))
+    out = torch.empty(5000, 100)
+    assert gather_rows(whole[:111], ids, second=whole[111:], out=out) is out
+    assert torch.equal(out, whole[ids])
+
+
+@pytest.mark.parametrize("mode", ["native", "reference"])
+@pytest.mark.parametrize("bad", [-1, 5, 1 << 40])
+def test_ids_outside_two_places_always_fail(monkeypatch: pytest.MonkeyPatch, mode: str, bad: int) -> None:
+    monkeypatch.setenv("POLYHOP_KERNELS", mode)
+    ids = torch.zeros(200_000, dtype=torch.int64)
+    ids[[150_000, 199_999]] = bad
+    with pytest.raises(InputError, match=rf"ids\[150000\] = {bad}, outside the 5 stored rows"):
+        gather_rows(torch.ones(2, 2), ids, second=torch.ones(3, 2))
+
+
+def test_two_places_get_no_gradient_but_a_scale_does(native_only: None) -> None:
+    first, second, ids = torch.randn(3, 2), torch.randn(4, 2), torch.tensor([6, 0, 3])
+    scale = torch.ones(2, requires_grad=True)
+    gather_rows(first, ids, second=second, scale=scale).sum().backward()
+    torch.testing.assert_close(scale.grad, torch.cat([first, second])[ids].sum(0), rtol=0, atol=0)
+    for given in ((first.requires_grad_(), second), (first.detach(), second.clone().requires_grad_())):
+        with pytest.raises(InputError, match="rows in two places get no gradient; give one matrix"):
+            gather_rows(given[0], ids, second=given[1])
+        with torch.no_grad():
+            gather_rows(given[0], ids, second=given[1])
+
+
+def test_second_places_that_do_not_fit() -> None:
+    ids = torch.tensor([0])
+    with pytest.raises(
+        InputError, match=r"second must be torch.float32 with the 2 columns of values, got .*64"
+    ):
+        gather_rows(torch.ones(3, 2), ids, second=torch.ones(3, 2, dtype=torch.float64))
+    with pytest.raises(
+        InputError, match=r"second must be .* 2 columns of values, got torch.float32 \[3, 1\]"
+    ):
+        gather_rows(torch.ones(3, 2), ids, second=torch.ones(3, 1))
+    with pytest.raises(
+        InputError, match="all tensors must be on one device, got values on cpu, second on meta"
+    ):
+        gather_rows(torch.ones(3, 2), ids, second=torch.ones(3, 2, device="meta"))

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -163,6 +165,97 @@ def test_same_bits_for_any_thread_count(
         results.append((out.detach(), h.grad))
     assert torch.equal(results[0][0], results[1][0])
     assert torch.equal(results[0][1], results[1][1])
+
+
+def _two_places(whole: Tensor, cut: int) -> Any:
+    return SimpleNamespace(first=whole[:cut].clone(), second=whole[cut:].clone())
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("names", ["", "edge_weight src_scale dst_scale self_scale"])
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+def test_two_places_give_the_bits_of_one(
+    make_block: MakeBlock, native_only: None, dtype: torch.dtype, width: int, names: str, index: torch.dtype
+) -> None:
+    block = make_block(20, 45, 150, dst_start=4, dtype=index, pool=30)
+    assert block.rows is not None
+    h = torch.randn(30, width, generator=torch.Generator().manual_seed(width), dtype=torch.float64).to(dtype)
+    factors: dict[str, Any] = _factors(block, reference.sum_dtype(dtype), names)
+    expected = aggregate(block, h, **factors)
+    together = aggregate(replace(block, rows=None), h[block.rows], **factors)
+    assert torch.equal(expected, together)
+    for cut in (0, 1, 13, 29, 30):
+        assert torch.equal(aggregate(block, _two_places(h, cut), **factors), expected)
+
+
+@pytest.mark.parametrize(
+    ("num_dst", "num_src", "num_edges"), [(0, 5, 0), (4, 5, 0), (0, 0, 0), (40, 41, 3), (1, 1, 30)]
+)
+@pytest.mark.parametrize("names", ["", "edge_weight src_scale dst_scale self_scale"])
+def test_two_places_of_empty_rows_and_blocks(
+    make_block: MakeBlock, native_only: None, num_dst: int, num_src: int, num_edges: int, names: str
+) -> None:
+    block, h = make_block(num_dst, num_src, num_edges), torch.randn(num_src, 17)
+    factors: dict[str, Any] = _factors(block, torch.float32, names)
+    got = aggregate(
+        block, _two_places(h, num_src // 2), **factors
+    )  # no pool: the S rows themselves lie apart
+    assert torch.equal(got, aggregate(block, h, **factors))
+    assert aggregate(block, _two_places(h[:, :0], num_src // 2), **factors).shape == (num_dst, 0)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 4, 5])
+def test_two_places_for_any_thread_count(
+    make_block: MakeBlock, native_only: None, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    block, h = make_block(2000, 3000, 60_000, hub=True, pool=500), torch.randn(500, 100)
+    expected = aggregate(block, h, src_scale=torch.linspace(0, 1, 3000))
+    monkeypatch.setenv("POLYHOP_THREADS", str(threads))
+    assert torch.equal(aggregate(block, _two_places(h, 200), src_scale=torch.linspace(0, 1, 3000)), expected)
+
+
+@pytest.mark.parametrize("has_pool", [True, False])
+@pytest.mark.parametrize("dtype", [*TOLERANCE, torch.float16])
+def test_two_places_on_plain_torch(
+    make_block: MakeBlock, monkeypatch: pytest.MonkeyPatch, has_pool: bool, dtype: torch.dtype
+) -> None:
+    monkeypatch.setenv("POLYHOP_KERNELS", "reference")
+    block = make_block(20, 45, 150, dst_start=4, pool=30 if has_pool else 0)
+    h = torch.randn(30 if has_pool else 45, 5).to(dtype)
+    factors: dict[str, Any] = _factors(block, reference.sum_dtype(dtype), "src_scale self_scale")
+    expected = aggregate(block, h, **factors)
+    for cut in (0, 13, h.shape[0]):
+        assert torch.equal(aggregate(block, _two_places(h, cut), **factors), expected)
+
+
+def test_two_places_get_no_gradient_but_factors_do(make_block: MakeBlock) -> None:
+    block, h = make_block(6, 9, 25, pool=12), torch.randn(12, 5, dtype=torch.float64)
+    weight = torch.rand(25, dtype=torch.float64, requires_grad=True)
+    both = _two_places(h, 7)
+    assert torch.autograd.gradcheck(lambda w: aggregate(block, both, edge_weight=w), (weight,))
+    both.first.requires_grad_()
+    with pytest.raises(InputError, match="spmm: rows in two places get no gradient; give one matrix"):
+        aggregate(block, both)
+    with torch.no_grad():
+        aggregate(block, both)
+
+
+def test_two_places_that_do_not_fit(make_block: MakeBlock, monkeypatch: pytest.MonkeyPatch) -> None:
+    block, h = make_block(3, 5, 9), torch.ones(4, 2)
+    given: dict[str, Any] = {"indptr": block.indptr, "indices": block.indices, "num_src": 5}
+    with pytest.raises(InputError, match="h must have num_src = 5 rows, got 8"):
+        spmm(h=h, second=h, **given)
+    with pytest.raises(
+        InputError, match=r"second must be torch.float32 with the 2 columns of h, got .*\[1, 3\]"
+    ):
+        spmm(h=h, second=torch.ones(1, 3), **given)
+    with pytest.raises(InputError, match="h on cpu, second on meta"):
+        spmm(h=h, second=torch.ones(1, 2, device="meta"), **given)
+    monkeypatch.setenv("POLYHOP_DEBUG", "1")
+    spmm(h=h, second=h, rows=torch.tensor([0, 1, 2, 7, 3]), **given)
+    with pytest.raises(KernelError, match=r"spmm: rows\[3\] = 8, outside 0 \.\. 7"):
+        spmm(h=h, second=h, rows=torch.tensor([0, 1, 2, 8, 3]), **given)
 
 
 @pytest.mark.parametrize(("position", "name"), [(9, "edge_weight"), (12, "dst_scale"), (13, "self_scale")])

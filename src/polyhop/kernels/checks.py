@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polyhop.errors import InputError, KernelError
 
-__all__ = ["bounds", "csr", "is_debug", "require", "same_device", "vector"]
+__all__ = ["bounds", "csr", "is_debug", "require", "same_device", "two_places", "vector"]
 
 
 def is_debug() -> bool:
@@ -77,4 +77,19 @@ def same_device(op: str, **tensors: Tensor | None) -> None:
         len(set(places.values())) <= 1,
         f"{op}: all tensors must be on one device, got "
         + ", ".join(f"{n} on {d}" for n, d in places.items()),
+    )
+
+
+def two_places(op: str, name: str, first: Tensor, second: Tensor) -> None:
+    """Two matrices that can be read as one: the same columns, dtype and device, and none that wants a gradient."""
+    require(
+        second.dim() == 2 and second.shape[1] == first.shape[1] and second.dtype == first.dtype,
+        f"{op}: second must be {first.dtype} with the {first.shape[1]} columns of {name}, got {second.dtype} "
+        f"{list(second.shape)}",
+    )
+    same_device(op, **{name: first, "second": second})
+    wants = torch.is_grad_enabled() and (first.requires_grad or second.requires_grad)
+    require(
+        not wants,
+        f"{op}: rows in two places get no gradient; give one matrix (torch.cat) to train the rows, or .detach() both",
     )

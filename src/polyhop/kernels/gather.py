@@ -1,6 +1,6 @@
 """Row gather: the feature rows of a mini-batch, from memory or from a memory-mapped file.
 
-Legend: N stored rows, n wanted rows, F columns.
+Legend: N stored rows, M rows stored in a second place, n wanted rows, F columns.
 """
 
 from __future__ import annotations
@@ -20,14 +20,22 @@ _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int8, torch.uint8
 
 
 def gather_rows(
-    values: Tensor, ids: Tensor, *, scale: Tensor | None = None, out: Tensor | None = None
+    values: Tensor,
+    ids: Tensor,
+    *,
+    second: Tensor | None = None,
+    scale: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """[n, F]: rows ``ids`` (int64 [n]) of values [N, F]; bfloat16, int8 and uint8 become float32.
 
-    ``scale`` [F] multiplies each column. ``out`` receives the result if given (not differentiable then). An id outside
-    0 .. N-1 is an InputError naming its position.
+    With ``second`` [M, F], of the same dtype, ids N .. N+M-1 are its rows; rows in two places get no gradient. ``scale``
+    [F] multiplies each column. ``out`` receives the result if given (not differentiable then). An id outside the stored
+    rows is an InputError naming its position.
     """
     dtype = _check(values, ids, scale, out)
+    if second is not None:
+        return _from_two(values, second, ids, scale, out, dtype)
     if not native.serves(values, ids, scale, out, dtypes=_DTYPES, op="ph_gather_rows"):
         _check_ids(ids, values.shape[0])
         rows = reference.gather_rows(values, ids, scale)
@@ -41,6 +49,28 @@ def gather_rows(
         return reference.gather_rows(values, ids, scale)
     result: Tensor = _Gather.apply(values.contiguous(), ids.contiguous(), factor, dtype)
     return result
+
+
+def _from_two(
+    values: Tensor, second: Tensor, ids: Tensor, scale: Tensor | None, out: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    checks.two_places("gather_rows", "values", values, second)
+    learned = scale is not None and scale.requires_grad and torch.is_grad_enabled() and out is None
+    if learned or not native.serves(values, second, ids, scale, out, dtypes=_DTYPES, op="ph_gather_pooled"):
+        _check_ids(ids, values.shape[0] + second.shape[0])
+        rows = reference.gather_rows(values, ids, scale, second=second)
+        return rows if out is None else out.copy_(rows)
+    factor = None if scale is None else scale.detach().to(dtype).contiguous()
+    if out is None:
+        out = torch.empty(ids.numel(), values.shape[1], dtype=dtype)
+    values, second, ids = values.contiguous(), second.contiguous(), ids.contiguous()
+    bad = native.call(
+        "ph_gather_pooled", values, values.shape[0], second, second.shape[0], native.float_code(values),
+        values.shape[1], ids, ids.numel(), factor, out, native.num_threads(),
+    )  # fmt: skip
+    if bad >= 0:
+        raise _bad_id(ids, bad, values.shape[0] + second.shape[0])
+    return out
 
 
 def _check(values: Tensor, ids: Tensor, scale: Tensor | None, out: Tensor | None) -> torch.dtype:

@@ -63,6 +63,7 @@ def spmm(
     indices: Tensor,
     h: Tensor,
     *,
+    second: Tensor | None = None,
     dst_start: int = 0,
     rows: Tensor | None = None,
     edge_weight: Tensor | None = None,
@@ -70,9 +71,14 @@ def spmm(
     dst_scale: Tensor | None = None,
     self_scale: Tensor | None = None,
 ) -> Tensor:
-    """[D, F]: dst_scale[i] * sum_e edge_weight[e] src_scale[j] h[row(j)] + self_scale[i] h[row(dst_start + i)]."""
+    """[D, F]: dst_scale[i] * sum_e edge_weight[e] src_scale[j] h[row(j)] + self_scale[i] h[row(dst_start + i)].
+
+    Rows of ``second`` follow those of h.
+    """
     dtype, num_dst = sum_dtype(h.dtype), indptr.numel() - 1
     sources = indices.long()
+    if second is not None:
+        h, rows = torch.cat([h, second]) if rows is None else _picked(h, second, rows), None
     message = h.index_select(0, sources if rows is None else rows[sources]).to(dtype)
     if edge_weight is not None or src_scale is not None:
         factor = torch.ones((), dtype=dtype, device=h.device)
@@ -132,9 +138,23 @@ def _attention_mask(block: Any, src: Tensor, dst: Tensor, heads: int, p: float, 
     return keep_lanes(torch.cat(lanes, 1)[:, :heads], p)
 
 
-def gather_rows(values: Tensor, ids: Tensor, scale: Tensor | None = None) -> Tensor:
-    """[n, F]: values[ids], small types as float32, times scale per column."""
-    out = values.index_select(0, ids)
+def _picked(first: Tensor, second: Tensor | None, ids: Tensor) -> Tensor:
+    """[n, F]: rows of first and of second, which follows it."""
+    if second is None or second.shape[0] == 0:
+        return first.index_select(0, ids)
+    start = first.shape[0]
+    if start == 0:
+        return second.index_select(0, ids)
+    in_first = first.index_select(0, ids.clamp(max=start - 1))
+    in_second = second.index_select(0, (ids - start).clamp(min=0))
+    return torch.where((ids < start)[:, None], in_first, in_second)
+
+
+def gather_rows(
+    values: Tensor, ids: Tensor, scale: Tensor | None = None, *, second: Tensor | None = None
+) -> Tensor:
+    """[n, F]: rows of values (and second, which follows it), small types as float32, times scale per column."""
+    out = _picked(values, second, ids)
     if values.dtype in (torch.bfloat16, torch.float16, torch.int8, torch.uint8):
         out = out.to(torch.float32)
     return out if scale is None else out * scale.to(out.dtype)

@@ -1,12 +1,12 @@
 """Sum, mean and weighted aggregation over a Block, with the gradient by gathering along the transposed edges.
 
-Legend: D destinations, S sources, E edges, P pool rows, F columns.
+Legend: D destinations, S sources, E edges, P pool rows, of which A may lie apart from the rest, F columns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -14,14 +14,25 @@ from torch.autograd.function import once_differentiable
 
 from polyhop.kernels import checks, native, reference
 
-__all__ = ["aggregate", "spmm"]
+__all__ = ["TwoPlaces", "aggregate", "spmm"]
 
 _OP = "ph_spmm"
+_OP_POOLED = "ph_spmm_pooled"
+
+
+class TwoPlaces(Protocol):
+    """Rows in two matrices, the second following the first (``graph.PooledRows``)."""
+
+    @property
+    def first(self) -> Tensor: ...
+
+    @property
+    def second(self) -> Tensor: ...
 
 
 def aggregate(
     block: Any,
-    h: Tensor,
+    h: Tensor | TwoPlaces,
     *,
     edge_weight: Tensor | None = None,
     src_scale: Tensor | None = None,
@@ -29,10 +40,12 @@ def aggregate(
     self_scale: Tensor | None = None,
 ) -> Tensor:
     """``spmm`` over a Block: h [S, F], or the pool [P, F] when ``block.rows`` is set, gives [D, F]."""
+    first, second = (h, None) if isinstance(h, Tensor) else (h.first, h.second)
     return spmm(
         block.indptr,
         block.indices,
-        h,
+        first,
+        second=second,
         num_src=block.num_src,
         dst_start=block.dst_start,
         rows=block.rows,
@@ -50,6 +63,7 @@ def spmm(
     h: Tensor,
     *,
     num_src: int,
+    second: Tensor | None = None,
     dst_start: int = 0,
     rows: Tensor | None = None,
     edge_weight: Tensor | None = None,
@@ -63,29 +77,66 @@ def spmm(
     Each factor is optional and then 1; without ``self_scale`` there is no self term. ``row(s)`` is ``rows[s]`` (int64 [S],
     into a pool h [P, F]) or s (h [S, F]). ``transposed`` returns the transposed edges (indptr, indices, edge), asked for
     in the backward pass only. Native gradients reach h; factors that require a gradient are served by the reference.
+    With ``second`` [P - A, F] the first A rows are h's and the others its; rows in two places get no gradient.
     """
     num_dst = indptr.numel() - 1
     _check(
-        indptr, indices, h, num_src, num_dst, dst_start, rows, edge_weight, src_scale, dst_scale, self_scale
+        indptr,
+        indices,
+        h,
+        second,
+        num_src,
+        num_dst,
+        dst_start,
+        rows,
+        edge_weight,
+        src_scale,
+        dst_scale,
+        self_scale,
     )
     factors = {
         "edge_weight": edge_weight, "src_scale": src_scale, "dst_scale": dst_scale, "self_scale": self_scale,
     }  # fmt: skip
     learned = torch.is_grad_enabled() and any(f is not None and f.requires_grad for f in factors.values())
-    if learned or not native.serves(indptr, indices, h, rows, *factors.values(), op=_OP):
-        return reference.spmm(indptr, indices, h, dst_start=dst_start, rows=rows, **factors)
+    op = _OP if second is None else _OP_POOLED
+    if learned or not native.serves(indptr, indices, h, second, rows, *factors.values(), op=op):
+        return reference.spmm(indptr, indices, h, second=second, dst_start=dst_start, rows=rows, **factors)
     dtype = reference.sum_dtype(h.dtype)
     weights = [None if f is None else f.detach().to(dtype).contiguous() for f in factors.values()]
-    transposed = transposed or (lambda: reference.transpose(indptr, indices, num_src))
     edges = (indptr.contiguous(), indices.contiguous(), None if rows is None else rows.contiguous())
+    if second is not None:
+        return _pooled(h.contiguous(), second.contiguous(), edges, weights, dst_start)
+    transposed = transposed or (lambda: reference.transpose(indptr, indices, num_src))
     result: Tensor = _Spmm.apply(h.contiguous(), edges, weights, num_src, dst_start, transposed)
     return result
+
+
+def _pooled(
+    first: Tensor,
+    second: Tensor,
+    edges: tuple[Tensor, Tensor, Tensor | None],
+    weights: list[Tensor | None],
+    dst_start: int,
+) -> Tensor:
+    """The native kernel over rows in two places. Forward only: such rows are fixed."""
+    indptr, indices, rows = edges
+    edge_weight, src_scale, dst_scale, self_scale = weights
+    num_dst = indptr.numel() - 1
+    out = torch.empty(num_dst, first.shape[1], dtype=first.dtype)
+    native.call(
+        _OP_POOLED,
+        indptr, indices, native.id_code(indices), rows, first, first.shape[0], second, native.float_code(first),
+        first.shape[1], num_dst, out, edge_weight, None, src_scale, dst_scale, self_scale, 0, num_dst, dst_start,
+        native.num_threads(),
+    )  # fmt: skip
+    return out
 
 
 def _check(
     indptr: Tensor,
     indices: Tensor,
     h: Tensor,
+    second: Tensor | None,
     num_src: int,
     num_dst: int,
     dst_start: int,
@@ -100,13 +151,17 @@ def _check(
         h.dim() == 2 and h.is_floating_point(),
         f"spmm: h must be a float matrix, got {h.dtype} {list(h.shape)}",
     )
+    num_rows = h.shape[0]
+    if second is not None:
+        checks.two_places("spmm", "h", h, second)
+        num_rows += second.shape[0]
     checks.vector("spmm", "rows", rows, num_src)
     if rows is None:
-        checks.require(h.shape[0] == num_src, f"spmm: h must have num_src = {num_src} rows, got {h.shape[0]}")
+        checks.require(num_rows == num_src, f"spmm: h must have num_src = {num_src} rows, got {num_rows}")
     else:
         checks.require(rows.dtype == torch.int64, f"spmm: rows must be int64, got {rows.dtype}")
         if checks.is_debug():
-            checks.bounds("spmm", "rows", rows, h.shape[0])
+            checks.bounds("spmm", "rows", rows, num_rows)
     checks.require(
         self_scale is None or 0 <= dst_start <= num_src - num_dst,
         f"spmm: destinations {dst_start} .. {dst_start + num_dst} exceed the {num_src} source rows",
