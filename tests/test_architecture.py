@@ -41,7 +41,7 @@ ORDER = [
 # Siblings in a folder never import each other, except these, on which the rest of their folder stands.
 GROUND = {
     "kernels": {"checks", "keys", "native", "owned", "reference"},
-    "graph": {"block", "checks", "features", "graph", "part"},
+    "graph": {"block", "checks", "features", "graph", "part", "row_file"},
     "datasets": {"_arrays"},
     "partition": {"block", "cut", "file", "files", "hash", "levels", "quality", "record", "streaming"},
     "partition.external": {
@@ -62,9 +62,18 @@ GROUND = {
     },
     "comm": {"collective", "link", "store", "traffic"},
     "sample": {"ahead", "batch", "neighbour", "part", "wire"},
-    "exchange": {"codec", "features", "halo"},
+    "exchange": {"codec", "features", "halo", "loader", "pool"},
     "nn": {"conv", "layer", "model", "modules", "rows", "scale"},
-    "strategies": {"data_cost", "held", "step"},
+    "strategies": {
+        "data_cost",
+        "held",
+        "inputs",
+        "macro_auto",
+        "macro_cost",
+        "macro_plan",
+        "part_step",
+        "step",
+    },
     "train": {"files", "state", "task"},
     "launch": {"options", "outcome", "rank"},
     "cli": {"console", "ranks", "recipe", "result", "stages"},

@@ -19,12 +19,11 @@ import torch
 from benchmarks.data.workload import FAN_OUTS, SEED, SIDES, Size, config_of, model_of
 from polyhop import launch
 from polyhop.comm import Collective
-from polyhop.exchange import RowFetch, RowFormat, Seeds
+from polyhop.exchange import Seeds
 from polyhop.graph import SharedGraph
 from polyhop.kernels import kept_memory
 from polyhop.partition import open_parts
-from polyhop.sample.wire import Wire
-from polyhop.strategies import HeldPart, Team, data, place
+from polyhop.strategies import HeldPart, Team, data, part_step, place
 from polyhop.trace import Trace
 from polyhop.train import loop
 from polyhop.train.loss import cross_entropy_sum
@@ -132,9 +131,8 @@ def _hot(held: SharedGraph, line: Collective, size: Size) -> torch.Tensor:
     batch_size = _batch_size(line, held, size)
     config = config_of("cache", batch_size, held.num_nodes / line.num_ranks, held.num_features)
     seeds = Seeds(part.user_ids[train], train + part.start, line, seed=SEED, batch_size=batch_size)
-    fetch = RowFetch(part, RowFormat.of(part, held.num_nodes, "auto"), Wire(held.num_nodes))
-    likely = data.part_inclusion(held, train, seeds, FAN_OUTS, line)
-    return data.hot_rows(likely, held, fetch, config, line)
+    likely = part_step.part_inclusion(held, train, seeds, FAN_OUTS, line)
+    return part_step.hot_rows(likely, held, config.cache_bytes, line)
 
 
 def arguments(parts: Path, answer: Path, size: Size) -> list[str]:

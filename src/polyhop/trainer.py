@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from polyhop import strategies
 from polyhop.comm import Collective
 from polyhop.errors import CheckpointError, ConfigError, DivergedError, PartitionError
-from polyhop.graph import Graph, SharedGraph, fingerprint_graph
+from polyhop.graph import Graph, SharedGraph, fingerprint_graph, in_feature_store
 from polyhop.kernels import kept_memory
 from polyhop.strategies import HeldPart, Loss, Placement, Team, WholeGraph, place
 from polyhop.trace import Trace
@@ -45,6 +45,7 @@ from polyhop.train.task import Task, check_model
 
 __all__ = ["Result", "Trainer"]
 
+_NOTHING_TO_JUDGE = "evaluation is skipped: there are no labelled validation or test nodes"
 _LOSSES: dict[bool, Loss] = {False: loss.cross_entropy_sum, True: loss.binary_cross_entropy_sum}
 
 
@@ -66,6 +67,7 @@ class Trainer(Config):
         one); all start from rank 0's weights and end with the same ones, and rank 0 alone writes and reports. Raises
         Interrupted after SIGTERM or Ctrl-C, once the state is saved; DivergedError for a loss that is not finite.
         """
+        graph = in_feature_store(graph, self.feature_store)
         task = Task.of(graph, _LOSSES, metrics.METRICS, self.metric, metrics.COUNTS)
         check_model(model, graph)
         placement = place(self.device, self.precision)
@@ -93,9 +95,12 @@ class Trainer(Config):
                 trace=trace,
                 team=team,
             )
+            stack.callback(getattr(step, "close", lambda: None))
             rates = {"lr": self.lr, "weight_decay": self.weight_decay, "momentum": self.momentum}
             session = Session(model, optim.build_optimizer(self.optimizer, model, **rates), step)
             run = _Run(self, session, folder, self._identity(model, graph))
+            run.notes += getattr(step, "notes", [])
+            run.notes += [] if judge.has("val") or judge.has("test") else [_NOTHING_TO_JUDGE]
             run.resume()
             if line is not None:
                 together.share_session(session, line)
@@ -154,7 +159,7 @@ class Trainer(Config):
             raise ConfigError(f"out={str(out)!r}: predictions are written as .npy")
         chunks = self._chunks(model, graph, line)
         if line is not None and isinstance(graph, SharedGraph):
-            part = graph.part
+            part = graph.stored("prediction")
             own = scores.collect(chunks, part.num_nodes)
             everyone = together.gather_rows_at_first(own, part.user_ids, graph.num_nodes, line)
             if line.rank != 0 or path is None:
@@ -165,6 +170,7 @@ class Trainer(Config):
         return scores.write_npy(chunks, graph.num_nodes, path)
 
     def _chunks(self, model: nn.Module, graph: Graph | SharedGraph, line: Collective | None) -> scores.Chunks:
+        graph = in_feature_store(graph, self.feature_store)
         check_model(model, graph)
         placement = place(self.device, self.precision)
         model.to(placement.device, placement.dtype)
@@ -249,9 +255,15 @@ class Trainer(Config):
             decay=self.decay,
         )
 
+        told = len(getattr(session.step, "notes", []))
+
         def on_epoch(record: dict[str, Any]) -> bool:
+            nonlocal told
             run.record(record)
             shown.epoch(record)
+            for text in getattr(session.step, "notes", [])[told:]:  # what the strategy found out since
+                shown.note(text)
+                told += 1
             wishes = [
                 callback(dict(record)) for callback in self.callbacks
             ]  # all are told, whatever the first wants

@@ -29,7 +29,7 @@ PEER_TIMEOUT_S = 3.0
 SLACK_S = 25.0
 MOMENTS = int(os.environ.get("POLYHOP_MOMENTS", "5"))  # of each kind: 20 in all
 OPTIONS: dict[str, Any] = {
-    "strategy": "data",
+    "macro": 5,
     "max_epochs": 3,
     "num_neighbors": [5, 5],
     "batch_size": 128,
@@ -49,8 +49,8 @@ def remains() -> Iterator[Remains]:
     seen.check()
 
 
-def work(folder: Path) -> tuple[Any, ...]:
-    return (RECIPE, OPTIONS, folder, None, "hash")
+def work(folder: Path, strategy: str) -> tuple[Any, ...]:
+    return (RECIPE, {**OPTIONS, "strategy": strategy}, folder, None, "hash")
 
 
 def digest(folder: Path) -> str:
@@ -58,10 +58,20 @@ def digest(folder: Path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=lambda number: number.name)
-@pytest.mark.parametrize("restarts", [0, 1])
+@pytest.mark.parametrize(
+    ("strategy", "number", "restarts"),
+    [
+        ("data", signal.SIGKILL, 0),
+        ("data", signal.SIGKILL, 1),
+        ("data", signal.SIGSTOP, 0),
+        ("data", signal.SIGSTOP, 1),
+        ("macro", signal.SIGKILL, 0),
+        ("macro", signal.SIGKILL, 1),
+        ("macro", signal.SIGSTOP, 0),
+    ],
+)
 def test_training_struck_at_random_moments(
-    tmp_path: Path, remains: Remains, number: signal.Signals, restarts: int
+    tmp_path: Path, remains: Remains, strategy: str, number: signal.Signals, restarts: int
 ) -> None:
     """Blows at moments from the start of the ranks to the end of their work, until MOMENTS of them were felt."""
     seed = random.SystemRandom().randrange(2**31)
@@ -70,7 +80,7 @@ def test_training_struck_at_random_moments(
         num_ranks=3, peer_timeout_s=PEER_TIMEOUT_S, start_timeout_s=30, pin=False, max_restarts=restarts
     )
     before = time.monotonic()
-    launch.run(train_rank, work(tmp_path / "whole"), options)
+    launch.run(train_rank, work(tmp_path / "whole", strategy), options)
     whole_s = time.monotonic() - before
     felt = 0
     for round_ in range(5 * MOMENTS):
@@ -78,7 +88,9 @@ def test_training_struck_at_random_moments(
             break
         folder = tmp_path / f"run-{round_}"
         rank, after_s = moments.randrange(3), moments.uniform(0, 1) * whole_s
-        struck = strike(train_rank, work(folder), options, rank=rank, number=number, after_s=after_s)
+        struck = strike(
+            train_rank, work(folder, strategy), options, rank=rank, number=number, after_s=after_s
+        )
         told = f"seed {seed}, rank {rank} after {after_s:.2f} of {whole_s:.2f} s: {struck}"
         felt += struck.is_felt
         if not struck.is_felt:  # too late: the machine has less to do than when the whole was timed

@@ -43,6 +43,18 @@ def test_every_model_trains_in_mini_batches(polyhop, small, model: str) -> None:
     assert shown.json["steps"] == 4 * 3  # 40 training nodes in batches of 16
 
 
+def test_aggregated_inputs_are_said_and_kept(polyhop, small) -> None:
+    options = ["--fanout", "5,3", "--aggregate-inputs", "--progress", "plain"]
+    shown = polyhop("train", *small, *options, "--run-dir", "run")
+    assert shown.code == 0, shown.err
+    assert "hops drawn 5; the innermost fan-out 3 is not used" in shown.err
+    assert json.loads(Path("run/config.json").read_text())["aggregate_inputs"] is True
+    refused = polyhop("train", *small, *options, "--model", "gat", "--run-dir", "other")
+    assert refused.code == 1
+    assert "GATConv: aggregated inputs are not possible" in refused.err
+    assert polyhop("train", *small, "--aggregate-inputs").code == 1  # the full graph has no hop to save
+
+
 def test_learns_the_communities(polyhop, small) -> None:
     shown = polyhop("train", *small, "--epochs", 60, "--dropout", 0.1, "--json")
     assert shown.json["test"] >= 0.75  # of 20 nodes; chance is 0.5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from polyhop.comm import Collective, Cost, run_in_threads
 from polyhop.errors import ConfigError
 from polyhop.exchange.features import Fetched, RowFetch, RowFormat
 from polyhop.graph import DenseFeatures, Graph, SparseRows
-from polyhop.partition import Partition, cut
+from polyhop.partition import Partition, cut, save_parts
 from polyhop.sample.wire import Wire
 
 MakeGraph = Callable[..., Graph]
@@ -232,3 +233,29 @@ def test_ids_are_wide_only_where_they_must_be(make_graph: MakeGraph) -> None:
     assert RowFormat.of(part, 2**31 - 1, "auto").fact_bytes == 12
     assert RowFormat.of(part, 2**31, "auto").fact_bytes == 16
     assert RowFormat.of(part, 60, "auto", is_plain=True).fact_bytes == 16
+
+
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16", "int8"])
+@pytest.mark.parametrize("kind", ["float32", "float64", "bfloat16", "int8", "uint8 scaled"])
+def test_rows_on_disk_are_sent_as_those_in_memory(
+    make_graph: MakeGraph, tmp_path: Path, kind: str, dtype: str
+) -> None:
+    graph = graph_of(make_graph, kind)
+    folder = save_parts(graph, Partition(OWNERS["even"], RANKS), tmp_path / "parts")
+    rows = torch.tensor([7, 0, 3, 19])
+    formats = []
+    for where in ("memory", "disk"):
+        part = folder.part(1, features=where)
+        fetch = RowFetch(part, RowFormat.of(part, graph.num_nodes, dtype), Wire(graph.num_nodes))
+        assert part.x is not None
+        sent = fetch.format.encode(rows, part.x, fetch.own_facts(rows))
+        arrived, _ = fetch.format.decode(sent, rows.numel(), part.x)
+        own = fetch.own(rows)
+        assert isinstance(arrived, Tensor)
+        assert isinstance(own, Tensor)
+        assert torch.equal(arrived, own)
+        formats.append((fetch.format, sent, own))
+    (of_memory, sent_of_memory, own_of_memory), (of_disk, sent_of_disk, own_of_disk) = formats
+    assert of_memory == of_disk
+    assert torch.equal(sent_of_memory, sent_of_disk)
+    assert torch.equal(own_of_memory, own_of_disk)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,10 +11,12 @@ import polyhop
 from polyhop import kernels
 from polyhop.comm import Collective, run_in_threads
 from polyhop.comm.torch_line import join
-from polyhop.graph import Graph
+from polyhop.errors import InputError
+from polyhop.graph import Graph, PooledRows
 from polyhop.nn import GAT, GCN, GCNII, GIN, DeepGCN, GraphSAGE
 from polyhop.partition import partition, share
 from polyhop.sample import NeighbourSampler, full_block
+from polyhop.strategies import place
 
 pytestmark = [
     pytest.mark.gpu,
@@ -45,6 +49,27 @@ def test_aggregate(graph: Graph, weighted: bool) -> None:
 
     for a, b in zip(*both(run), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("cut", [0, 100, 300])
+def test_rows_in_two_places(graph: Graph, cut: int) -> None:
+    """On the device they are brought together; from the host, ``Placement.pooled`` brings those that a block reads."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(300, 37, dtype=torch.float64, generator=generator)
+    rows = torch.randint(300, (graph.num_nodes,), generator=generator)
+    block = replace(full_block(graph), rows=rows)
+
+    def run(device: torch.device) -> tuple[torch.Tensor, ...]:
+        pooled = PooledRows(x[:cut].to(device), x[cut:].to(device))
+        return kernels.aggregate(block.to(device), pooled), pooled.gather(rows.to(device))
+
+    for a, b in zip(*both(run), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+    with pytest.raises(InputError, match=r"ids\[1\] = 300, outside the 300 stored rows"):
+        PooledRows(x[:cut].cuda(), x[cut:].cuda()).gather(torch.tensor([0, 300], device="cuda"))
+    given, plain = place("cuda", "32-true").pooled(PooledRows(x[:cut], x[cut:]), block)
+    assert plain.rows is None
+    assert torch.equal(given.cpu(), x[rows].float())
 
 
 @pytest.mark.parametrize("p", [0.0, 0.5])

@@ -36,3 +36,16 @@ def test_one_device() -> None:
     checks.same_device("op", a=here, b=None)
     with pytest.raises(InputError, match="op: all tensors must be on one device, got a on cpu, b on meta"):
         checks.same_device("op", a=here, b=there)
+
+
+def test_two_places() -> None:
+    first, second = torch.ones(3, 2), torch.ones(0, 2)
+    checks.two_places("op", "h", first, second)
+    with pytest.raises(
+        InputError, match=r"op: second must be torch\.float32 with the 2 columns of h, got .* \[2\]"
+    ):
+        checks.two_places("op", "h", first, torch.ones(2))
+    with pytest.raises(InputError, match="op: rows in two places get no gradient"):
+        checks.two_places("op", "h", first, second.requires_grad_())
+    with torch.no_grad():
+        checks.two_places("op", "h", first, second)

@@ -15,7 +15,7 @@ PROGRAM = """
 import hashlib, torch
 from polyhop.graph.block import Block
 from polyhop.kernels import *
-from polyhop.kernels import native, varint
+from polyhop.kernels import native, procedural, varint
 
 gen = torch.Generator().manual_seed(0)
 
@@ -43,6 +43,11 @@ for dtype in (torch.float32, torch.float64, torch.bfloat16):
         out = aggregate(block, h, edge_weight=weight, self_scale=own)
         out.backward(rand(num_dst, width, dtype=dtype))
         digest(f"spmm {dtype} {width}", out, h.grad)
+        rows, pool = torch.randint(400, (num_src,), generator=gen), rand(400, width, dtype=dtype)
+        whole = spmm(indptr, indices.int(), pool, num_src=num_src, rows=rows, edge_weight=weight)
+        out = spmm(indptr, indices.int(), pool[:150], second=pool[150:], num_src=num_src, rows=rows, edge_weight=weight)
+        assert torch.equal(out, whole)
+        digest(f"spmm of two places {dtype} {width}", out, gather_rows(pool[:150], rows, second=pool[150:]))
         leaf = rand(num_src, width, dtype=dtype).requires_grad_()
         out = dropout(leaf, None, 0.4, 99, relu=width % 2 == 1)
         out.backward(rand(num_src, width, dtype=dtype))
@@ -65,6 +70,11 @@ table = Relabel()
 digest("relabel", table.add(ids[indices]), table.ids(), table.find(ids))
 data = varint.encode(ids.sort().values)
 digest("varint", data, varint.decode(data, num_src), varint.encode(indptr))
+graph = procedural.Virtual(3, 1 << 40, 131)
+ids = torch.randint(1 << 40, (700,), generator=gen)
+digest("virtual rows", procedural.virtual_rows(graph, ids))
+for method in ("uniform", "labor"):
+    digest(f"virtual draw {method}", *procedural.virtual_draw(graph, ids, 9, 77, method=method))
 """
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import time
@@ -19,6 +20,7 @@ from polyhop.launch import Launch
 PEER_TIMEOUT_S = 3.0
 SLACK_S = 25.0  # the launcher's own limits, and a machine that has other work
 NUM_STEPS = 6000
+MOMENTS = int(os.environ.get("POLYHOP_MOMENTS", "5"))  # of each signal; half as many with a restart
 
 
 def test_killed_rank_is_named_and_a_restart_gives_the_same(tmp_path: Path, remains: Remains) -> None:
@@ -38,7 +40,7 @@ def test_stopped_rank_is_named_in_time(tmp_path: Path, remains: Remains) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=lambda number: number.name)
-@pytest.mark.parametrize(("restarts", "num_blows"), [(0, 20), (1, 10)])
+@pytest.mark.parametrize(("restarts", "num_blows"), [(0, MOMENTS), (1, (MOMENTS + 1) // 2)])
 def test_struck_at_random_moments(
     tmp_path: Path, remains: Remains, number: signal.Signals, restarts: int, num_blows: int
 ) -> None:

@@ -9,9 +9,10 @@ import torch
 import torch_geometric.nn as pyg
 from torch import nn
 
-from polyhop.errors import GraphError, InputError
+from polyhop.errors import GraphError, InputError, KernelError
 from polyhop.graph.block import Block
 from polyhop.graph.features import SparseRows
+from polyhop.graph.pooled import PooledRows
 from polyhop.kernels import Key, native
 from polyhop.nn import MLP, GATConv, GCN2Conv, GCNConv, GINConv, SAGEConv, as_block, wrap
 from polyhop.nn.layer import Layer, cheaper_to_map_first, draw_key
@@ -91,6 +92,130 @@ def test_pool_equals_gathered_rows(name, loops, cut_block, some_edges, tiny_weig
         lambda pool: call(layer, pool[block.src_ids], block, x_0),
         [loops.x],
     )
+
+
+def _value_and_gradients(layer: nn.Module, out: torch.Tensor) -> list[torch.Tensor]:
+    layer.zero_grad()
+    probe = torch.randn(out.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    (out * probe.to(out.dtype)).sum().backward()
+    return [out.detach(), *(p.grad.clone() for p in layer.parameters() if p.grad is not None)]
+
+
+def _assert_equal(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> None:
+    """To the bit."""
+    assert len(ours) == len(theirs) > 1
+    assert all(torch.equal(mine, other) for mine, other in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("order", [None, True, False])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", [*NATIVE, *WRAPPED])
+def test_rows_in_two_places_give_the_bits_of_gathered_rows(
+    name, dtype, order, loops, cut_block, some_edges, tiny_weights, monkeypatch
+) -> None:
+    layer = tiny_weights({**NATIVE, **WRAPPED}[name]()).to(dtype)
+    if order is not None and layer.has_pieces and not name.startswith(("gat", "gcn2", "sage project")):
+        monkeypatch.setattr(layer, "map_first", lambda *_: order)
+    wanted = torch.tensor([6, 1, 9, 0])
+    block = cut_block(loops, wanted, keep=some_edges(loops))
+    in_pool, x = replace(block, rows=block.src_ids), loops.x.to(dtype)
+    x_0 = x.flip(0)[wanted]
+    expected = _value_and_gradients(layer, call(layer, x[block.src_ids], block, x_0))
+    _assert_equal(_value_and_gradients(layer, call(layer, x, in_pool, x_0)), expected)
+    for cut in (0, 9, loops.num_nodes):
+        pooled = PooledRows(x[:cut].clone(), x[cut:].clone())
+        _assert_equal(_value_and_gradients(layer, call(layer, pooled, in_pool, x_0)), expected)
+
+
+@pytest.mark.parametrize("name", [*NATIVE, *WRAPPED])
+def test_rows_in_two_places_under_autocast(name, loops, cut_block, some_edges, tiny_weights) -> None:
+    layer = tiny_weights({**NATIVE, **WRAPPED}[name]()).float()
+    wanted = torch.tensor([6, 1, 9, 0])
+    block = cut_block(loops, wanted, keep=some_edges(loops))
+    x = loops.x.float()
+    pooled, x_0 = PooledRows(x[:9], x[9:]), x.flip(0)[wanted]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = call(layer, x[block.src_ids], block, x_0)
+        out = call(layer, pooled, replace(block, rows=block.src_ids), x_0)
+    _assert_equal(_value_and_gradients(layer, out), _value_and_gradients(layer, expected))
+
+
+@pytest.mark.parametrize("name", [name for name in NATIVE if not name.startswith(("gin", "gcn2"))])
+def test_bfloat16_rows_in_two_places(name, loops, cut_block, some_edges, tiny_weights) -> None:
+    """As a pool of one matrix: gathered as float32, aggregated as they are (GIN and GCN2 want the weights' dtype)."""
+    layer = tiny_weights(NATIVE[name]()).float()
+    wanted = torch.tensor([6, 1, 9, 0])
+    block = cut_block(loops, wanted, keep=some_edges(loops))
+    in_pool, x = replace(block, rows=block.src_ids), loops.x.to(torch.bfloat16)
+    x_0 = loops.x.float().flip(0)[wanted]
+    expected = _value_and_gradients(layer, call(layer, x, in_pool, x_0))
+    pooled = PooledRows(x[:9], x[9:])
+    _assert_equal(_value_and_gradients(layer, call(layer, pooled, in_pool, x_0)), expected)
+
+
+@pytest.mark.parametrize("name", [*NATIVE, "pyg sage"])
+def test_a_block_of_nothing_from_two_places(name, loops, tiny_weights) -> None:
+    layer = tiny_weights({**NATIVE, **WRAPPED}[name]())
+    none = torch.empty(0, dtype=torch.int64)
+    empty = {"in_degree": none.int(), "src_ids": none, "rows": none}
+    block = Block(torch.zeros(1, dtype=torch.int64), none.int(), 0, is_sampled=True, **empty)
+    for cut in (0, 9, 24):
+        pooled = PooledRows(loops.x[:cut], loops.x[cut:])
+        out = call(layer, pooled, block, loops.x[:0])
+        assert out.shape[0] == 0
+        out.sum().backward()
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_aggregating_first_gathers_no_more_than_own_rows(
+    name, loops, cut_block, tiny_weights, monkeypatch
+) -> None:
+    layer = tiny_weights(NATIVE[name]())
+    wanted = torch.tensor([6, 1, 9, 0])
+    block = cut_block(loops, wanted)
+    gather, counts = PooledRows.gather, []
+    monkeypatch.setattr(
+        PooledRows, "gather", lambda self, ids: counts.append(ids.numel()) or gather(self, ids)
+    )
+    monkeypatch.setattr(PooledRows, "all", lambda _: pytest.fail("all rows were copied"))
+    if not name.startswith(("gat", "gcn2", "sage project")):
+        monkeypatch.setattr(layer, "map_first", lambda *_: False)
+    pooled = PooledRows(loops.x[:9], loops.x[9:])
+    call(layer, pooled, replace(block, rows=block.src_ids), loops.x.flip(0)[wanted])
+    if name.startswith(("gat", "sage project")):  # every source is mapped
+        assert counts == [block.num_src]
+    elif name == "sage max":  # a row per edge
+        assert counts == [4, block.num_edges]
+    else:
+        assert counts in ([], [4])
+
+
+def test_a_layer_that_does_not_know_two_places_gets_gathered_rows(loops, cut_block) -> None:
+    class Doubled(GCNConv):
+        reads_pooled = False
+
+        def transform(self, h, map_first):
+            return super().transform(h * 2, map_first)
+
+    conv = Doubled(7, 5).double()
+    block = cut_block(loops, torch.tensor([6, 1, 9]))
+    pooled = PooledRows(loops.x[:9], loops.x[9:])
+    out = conv(pooled, replace(block, rows=block.src_ids))
+    assert torch.equal(out, conv(loops.x[block.src_ids], block))
+
+
+def test_rows_out_of_range_of_two_places(loops, cut_block, monkeypatch) -> None:
+    block = cut_block(loops, torch.tensor([6, 1, 9]))
+    wrong = replace(block, rows=block.src_ids + 20)
+    pooled = PooledRows(loops.x[:9], loops.x[9:])
+    conv = GATConv(7, 5).double()  # gathers, which is always checked
+    with pytest.raises(InputError, match="outside the 24 stored rows"):
+        conv(pooled, wrong)
+    monkeypatch.setenv("POLYHOP_DEBUG", "1")  # what is read in place is checked when asked to
+    in_place = GCNConv(7, 5, add_self_loops=False).double()
+    monkeypatch.setattr(in_place, "map_first", lambda *_: False)
+    with pytest.raises(KernelError, match=r"spmm: rows\[0\] = 26, outside 0 \.\. 23"):
+        in_place(pooled, wrong)
 
 
 @pytest.mark.parametrize("name", NATIVE)
@@ -208,7 +333,12 @@ def _sizes(num_src: int, num_dst: int, num_edges: int) -> Block:
     ],
 )
 def test_cheaper_order(sizes, width_in, width_out, input_grad, expected) -> None:
-    assert cheaper_to_map_first(_sizes(*sizes), width_in, width_out, input_grad) is expected
+    block = _sizes(*sizes)
+    assert cheaper_to_map_first(block, width_in, width_out, input_grad) is expected
+    pooled = replace(
+        block, rows=torch.zeros(block.num_src, dtype=torch.int64)
+    )  # where rows lie changes nothing
+    assert cheaper_to_map_first(pooled, width_in, width_out, input_grad) is expected
 
 
 def test_edges_keep_the_users_order_within_a_destination() -> None:

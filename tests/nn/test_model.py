@@ -6,14 +6,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch_geometric.nn as pyg
 from torch import nn
 
 from polyhop.errors import GraphError, InputError
 from polyhop.graph.block import Block
 from polyhop.graph.features import SparseRows
+from polyhop.graph.pooled import PooledRows
 from polyhop.kernels import Key
 from polyhop.nn import GAT, GCN, GCNII, GIN, DeepGCN, GATConv, GraphSAGE, Model, SAGEConv, Stack, as_block
-from polyhop.nn.model import act_and_drop, rows_of
+from polyhop.nn.model import act_and_drop, drop_rows, rows_of
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}
 
@@ -133,6 +135,55 @@ def test_pool_equals_gathered_rows(make, loops, all_hops, assert_same) -> None:
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_rows_in_two_places_give_the_bits_of_gathered_rows(make, loops, all_hops, dtype) -> None:
+    model, key = make(0.5).to(dtype).train(), Key(4)
+    blocks = all_hops(loops, torch.tensor([9, 2]), 3)
+    ids, x = ids_of(blocks), loops.x.to(dtype)
+    in_pool = [replace(blocks[0], rows=ids), *blocks[1:]]
+    results = []
+    for given, listed in [
+        (x[ids], blocks),
+        *((PooledRows(x[:cut].clone(), x[cut:].clone()), in_pool) for cut in (0, 9, loops.num_nodes)),
+    ]:
+        model.zero_grad()
+        out = model(given, listed, key=key)
+        out.square().sum().backward()
+        results.append([out.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
+    expected = results[0]
+    assert len(expected) > 2
+    for got in results[1:]:
+        assert len(got) == len(expected)
+        assert all(torch.equal(mine, other) for mine, other in zip(got, expected, strict=True))
+
+
+def test_wrapped_layers_in_a_stack_get_gathered_rows(loops, all_hops) -> None:
+    model = Stack([pyg.SAGEConv(7, 8), pyg.SAGEConv(8, 4)]).double()
+    blocks = all_hops(loops, torch.tensor([9, 2]), 2)
+    in_pool = [replace(blocks[0], rows=ids_of(blocks)), *blocks[1:]]
+    out = model(PooledRows(loops.x[:9], loops.x[9:]), in_pool)
+    assert torch.equal(out, model(loops.x[ids_of(blocks)], blocks))
+
+
+def test_a_model_that_takes_no_pool_gets_gathered_rows(loops, all_hops) -> None:
+    class Scaled(Model):
+        num_layers = 1
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = SAGEConv(7, 4)
+
+        def layer(self, i, block, state, *, key=None):
+            return {"h": self.conv(2 * rows_of(state), block)}
+
+    model = Scaled().double()
+    (block,) = all_hops(loops, torch.tensor([9, 2]), 1)
+    expected = model(loops.x[block.src_ids], [block])
+    in_pool = [replace(block, rows=block.src_ids)]
+    for pool in (loops.x, PooledRows(loops.x[:9], loops.x[9:])):
+        assert torch.equal(model(pool, in_pool), expected)
+
+
 def test_pool_of_the_whole_graph_is_read_by_the_first_layer_only(make, loops) -> None:
     model = make().eval()
     order = torch.randperm(loops.num_nodes, generator=torch.Generator().manual_seed(1))
@@ -199,8 +250,13 @@ def test_base_model(loops) -> None:
     with pytest.raises(NotImplementedError):
         model.layer(0, block, {"h": loops.x})
     rows = SparseRows(torch.tensor([0, 1]), torch.tensor([2]), torch.ones(1), 7)
-    with pytest.raises(InputError, match="expected a dense tensor"):
+    with pytest.raises(InputError, match="expected a dense tensor, got SparseRows"):
         rows_of({"h": rows})
+    pooled = PooledRows(loops.x[:9], loops.x[9:])
+    with pytest.raises(InputError, match="expected a dense tensor, got PooledRows"):
+        rows_of({"h": pooled})
+    with pytest.raises(InputError, match="gather them before units are dropped"):
+        drop_rows(pooled, 0.5, Key(1), 0)
 
 
 def test_act_without_dropout_is_the_act(loops) -> None:

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from polyhop.errors import UnsupportedError
 from polyhop.graph.features import SparseRows
+from polyhop.graph.pooled import PooledRows
 from polyhop.nn import as_block
 from polyhop.nn.rows import gathered, linear, linear_add, own_rows
 
@@ -95,3 +96,29 @@ def test_gathered(loops) -> None:
     assert plain.rows is None
     with pytest.raises(UnsupportedError, match="sparse rows cannot be a pool"):
         gathered(sparse(loops.x), replace(block, rows=order))
+
+
+@pytest.mark.parametrize("cut", [0, 9, 24])
+def test_rows_in_two_places(loops, cut_block, cut) -> None:
+    pooled = PooledRows(loops.x[:cut], loops.x[cut:])
+    block = cut_block(loops, torch.tensor([6, 1, 9]), first=2)
+    in_pool = replace(block, rows=block.src_ids)
+    x, plain = gathered(pooled, in_pool)
+    assert torch.equal(x, loops.x[block.src_ids])
+    assert plain.rows is None
+    same, own = own_rows(pooled, in_pool)
+    assert same is pooled
+    assert torch.equal(own, loops.x[torch.tensor([6, 1, 9])])
+    weight = torch.randn(5, 7, dtype=torch.float64)
+    assert torch.equal(linear(pooled, weight), linear(loops.x, weight))
+    start = torch.ones(loops.num_nodes, 5, dtype=torch.float64)
+    assert torch.equal(linear_add(start.clone(), pooled, weight), linear_add(start.clone(), loops.x, weight))
+
+
+def test_rows_in_two_places_without_a_pool(loops) -> None:
+    pooled = PooledRows(loops.x[:9], loops.x[9:])
+    block = as_block(loops.edge_index, loops.num_nodes)
+    x, plain = gathered(pooled, block)
+    assert torch.equal(x, loops.x)
+    assert plain is block
+    assert torch.equal(own_rows(pooled, block)[1], loops.x)

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from polyhop.errors import PartitionError
+from polyhop.errors import ConfigError, PartitionError
 from polyhop.graph import (
     DenseFeatures,
+    DiskFeatures,
     Graph,
     GraphFacts,
     Part,
@@ -120,6 +121,34 @@ def test_fewer_ranks_than_parts(tmp_path: Path, kind: str, num_ranks: int) -> No
             assert train[0] == train[1]
             rows = [part.x.all() if kind == "dense" else part.x.all().dense() for part in (mine, expected)]
             assert torch.equal(rows[0], rows[1][at])
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+@pytest.mark.parametrize("kind", ["dense", "bfloat16", "int8"])
+def test_features_are_where_they_are_asked_for(tmp_path: Path, kind: str, num_ranks: int) -> None:
+    graph = _graph(kind)
+    folder = save_parts(graph, partition(graph, 4, "ldg"), tmp_path / "parts")
+    for rank in range(num_ranks):
+        expected = folder.share(rank, num_ranks).x
+        found = {
+            where: folder.share(rank, num_ranks, features=where).x for where in ("memory", "mapped", "disk")
+        }
+        assert isinstance(found["disk"], DiskFeatures)
+        assert len(found["disk"].paths) == 4 // num_ranks
+        assert not found["memory"].is_mapped
+        assert found["mapped"].is_mapped == (num_ranks == 4)  # joined parts are in memory
+        ids = torch.arange(expected.num_rows).flip(0)
+        for x in found.values():
+            assert x.dtype == expected.dtype
+            assert torch.equal(x.gather(ids), expected.gather(ids))
+
+
+def test_sparse_features_are_not_on_disk(tmp_path: Path) -> None:
+    graph = _graph("sparse")
+    folder = save_parts(graph, partition(graph, 2, "ldg"), tmp_path / "parts")
+    with pytest.raises(ConfigError, match=r"feature_store='disk'.*not rows of equal length"):
+        folder.part(0, features="disk")
+    assert isinstance(folder.part(0, features="memory").x, SparseFeatures)
 
 
 def test_ranks_that_do_not_divide_the_parts(saved: PartitionFolder) -> None:

@@ -170,3 +170,16 @@ def test_several_sets_of_seeds_at_once_do_not_mix() -> None:
         for a, b in zip(both, alone, strict=True):
             assert torch.equal(a[:, column], b[:, 0])
     assert float(both[-1][:, 2].abs().max()) == 0
+
+
+@pytest.mark.parametrize("piece", [1, 7, 1 << 20])
+def test_edges_too_many_to_turn_round(monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
+    graph = random_graph(80, 6, symmetric=False)
+    given = graph, torch.arange(10, 50), 10, [3, -1, 2]
+    expected = predicted(*given)
+    monkeypatch.setattr("polyhop.sample.inclusion._MOST_TURNED", 0)
+    monkeypatch.setattr("polyhop.sample.inclusion._PIECE", piece)
+    for mine, theirs in zip(predicted(*given), expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-14)
+    bare = Graph.from_edges(torch.zeros(2, 0, dtype=torch.int64), num_nodes=3)
+    assert torch.equal(predicted(bare, torch.arange(2), 1, [2])[-1], torch.tensor([0.5, 0.5, 0.0]).double())

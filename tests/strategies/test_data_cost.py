@@ -18,7 +18,7 @@ from polyhop.sample import MiniBatch, NeighborLoader, NeighbourSampler, full_blo
 from polyhop.sample.inclusion import inclusion
 from polyhop.sample.part import PartSampler
 from polyhop.sample.wire import Wire
-from polyhop.strategies import data
+from polyhop.strategies import part_step
 from polyhop.strategies.data_cost import Facts, account, account_gradients, estimate
 
 MakeGraph = Callable[..., Graph]
@@ -39,8 +39,8 @@ def load_epoch(
     fetch = RowFetch(part, layout_of(held, options), wire)
     hot = torch.empty(0, dtype=torch.int64)
     if options.get("cache"):
-        likely = data.part_inclusion(held, train, seeds, fan_outs, line)
-        hot = data.hot_rows(likely, held, fetch, data.Config(cache_bytes=options["cache"]), line)
+        likely = part_step.part_inclusion(held, train, seeds, fan_outs, line)
+        hot = part_step.hot_rows(likely, held, options["cache"], line)
         fetch.keep(line, hot)
     costs = []
     before = line.traffic.now()
@@ -188,7 +188,7 @@ def test_the_cache_takes_the_likeliest_rows(make_graph: MakeGraph) -> None:
 def test_inclusion_of_parts_is_that_of_the_whole(make_graph: MakeGraph) -> None:
     graph = make_graph()
     shared = partition(graph, 3, "hash")
-    facts = _facts(graph, shared, [4, -1], None, is_symmetric=False)
+    facts = _facts(graph, shared, [4, -1], None, is_symmetric=True)
     for rank, likely in enumerate(run_in_threads(3, _part_inclusion, graph, shared.owner)):
         nodes = cut(graph, shared, rank).user_ids
         for seen_by in range(3):
@@ -201,4 +201,4 @@ def _part_inclusion(line: Collective, graph: Graph, owner: Tensor) -> Tensor:
     assert part.split is not None
     train = part.split.train
     seeds = Seeds(part.user_ids[train], train + part.start, line, seed=SEED, batch_size=BATCH)
-    return data.part_inclusion(held, train, seeds, [4, -1], line)
+    return part_step.part_inclusion(held, train, seeds, [4, -1], line)

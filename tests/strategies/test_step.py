@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from polyhop import strategies
-from polyhop.errors import ConfigError
-from polyhop.graph import Block, Graph
+from polyhop.errors import ConfigError, UnsupportedError
+from polyhop.graph import Block, Graph, PooledRows
 from polyhop.kernels.keys import Key
 from polyhop.nn import GCN, GCNConv
-from polyhop.strategies.step import WholeGraph, as_layered, forward_of, place
+from polyhop.strategies.step import Placement, WholeGraph, as_layered, forward_of, place
 
 MakeGraph = Callable[..., Graph]
 
@@ -85,6 +85,65 @@ def test_formats(make_graph: MakeGraph) -> None:
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
     with place("cpu", "32-true").context():
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
+
+
+def test_rows_in_two_places_stay_where_they_are_or_are_gathered(make_graph: MakeGraph) -> None:
+    whole = WholeGraph(make_graph(), place("cpu", "32-true"))
+    x, order = whole.x, torch.randperm(whole.x.shape[0])
+    pooled, block = PooledRows(x[:5], x[5:]), replace(whole.block, rows=order)
+    here = whole.placement
+    assert here.rows(pooled) is pooled
+    assert here.pooled(pooled, block) == (pooled, block)
+    assert here.pooled(x, whole.block) == (x, whole.block)
+    for stored in (x, x.to(torch.bfloat16)):
+        double = place("cpu", "64-true")
+        rows, plain = double.pooled(PooledRows(stored[:5], stored[5:]), block)
+        assert torch.equal(rows, stored[order].double())
+        assert plain.rows is None
+    with pytest.raises(
+        UnsupportedError, match=r"float32 on cpu, computing is in torch\.float64 on cpu: gather"
+    ):
+        double.rows(pooled)
+    elsewhere = Placement(torch.device("meta"))
+    rows, plain = elsewhere.pooled(pooled, block)
+    assert (rows.device.type, tuple(rows.shape), plain.rows) == ("meta", tuple(x.shape), None)
+
+
+def test_models_of_any_kind_take_rows_in_two_places(make_graph: MakeGraph) -> None:
+    class Layered(nn.Module):
+        """The three functions, and a forward that does as it likes with its input."""
+
+        num_layers = 1
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = GCNConv(8, 3)
+
+        def begin(self, x: Tensor) -> dict[str, Tensor]:
+            return {"h": x}
+
+        def layer(self, index: int, block: Block, state: dict[str, Tensor]) -> dict[str, Tensor]:
+            return {"h": self.conv(state["h"], block)}
+
+        def finish(self, state: dict[str, Tensor]) -> Tensor:
+            return state["h"]
+
+        def forward(self, x: Tensor, blocks: Sequence[Block], *, key: Key | None = None) -> Tensor:
+            return self.conv(2 * x, blocks[0])
+
+    class Doubled(GCN):
+        def forward(self, x: Tensor, blocks: Sequence[Block], *, key: Key | None = None) -> Tensor:
+            return super().forward(2 * x, blocks, key=key)
+
+    whole = WholeGraph(make_graph(), place("cpu", "32-true"))
+    x, order = whole.x, torch.randperm(whole.x.shape[0])
+    pooled, block = PooledRows(x[:5], x[5:]), replace(whole.block, rows=order)
+    for model in (GCN(8, 4, 1, 3), Layered(), Doubled(8, 4, 1, 3)):
+        assert as_layered(model) is not None
+        call = forward_of(model)
+        assert torch.equal(call(pooled, (block,), None), call(x[order], (whole.block,), None))
+    plain = forward_of(Plain(GCNConv))
+    assert torch.equal(plain(pooled, block, None), plain(x[order], whole.block, None))
 
 
 def test_float32_graphs_are_not_copied(make_graph: MakeGraph) -> None:

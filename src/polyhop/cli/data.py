@@ -48,7 +48,15 @@ def command(
 
 
 def _list(names: list[str], as_json: bool) -> None:
-    generators = ["synth:arxiv", "synth:products", "synth:reddit", "synth:papers", "rmat:", "sbm:"]
+    generators = [
+        "synth:arxiv",
+        "synth:products",
+        "synth:reddit",
+        "synth:papers",
+        "synth:procedural",
+        "rmat:",
+        "sbm:",
+    ]
     if as_json:
         console.print_json({"names": names, "generators": generators})
         return

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyhop.cli.recipe import Recipe
-from polyhop.errors import PartitionError
+from polyhop.errors import ConfigError, PartitionError
 
 if TYPE_CHECKING:
     from polyhop.comm import Collective
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from polyhop.partition import PartitionFolder
     from polyhop.train.state import Result
 
-__all__ = ["check_parts", "is_first_process", "share_of", "train_rank"]
+__all__ = ["check_parts", "check_procedural", "is_first_process", "share_of", "train_rank"]
 
 
 def is_first_process() -> bool:
@@ -45,6 +45,20 @@ def check_parts(parts: Path, recipe: Recipe, num_ranks: int | None, *, is_whole:
     if is_whole:
         folder.check_sizes()
     _check_graph(folder, recipe)
+
+
+def check_procedural(recipe: Recipe, parts: Path | None, method: str) -> None:
+    """ConfigError where a graph that is computed when read is to be cut or kept."""
+    from polyhop.datasets import is_procedural
+
+    if not is_procedural(recipe.source):
+        return
+    if parts is not None or method not in ("auto", "block"):
+        given = f"--partitioner {method}" if parts is None else f"--parts {parts}"
+        raise ConfigError(
+            f"{given}: {recipe.source!r} is computed when it is read, so there are no edges to cut it by and nothing to "
+            "keep in a folder: every rank makes its own part, a range of ids; leave it out"
+        )
 
 
 def _check_graph(folder: PartitionFolder, recipe: Recipe) -> None:
@@ -79,7 +93,9 @@ def train_rank(
     folder = Path(share_value(str(folder), line))  # ranks that started apart may have named it apart
     if context.engine == "torchrun" and line.rank == 0 and parts is not None and parts.exists():
         check_parts(parts, recipe, line.num_ranks, is_whole=False)
-    held = share_of(line, recipe, parts, method, options["seed"])
+    held = share_of(
+        line, recipe, parts, method, options["seed"], features=options.get("feature_store", "auto")
+    )
     recipe = recipe.fitted(held)
     model = recipe.build(options["seed"])
     if context.attempt > 0:
@@ -107,15 +123,28 @@ def _tidy(folder: Path, context: RankContext) -> Iterator[None]:
         raise
 
 
-def share_of(line: Collective, recipe: Recipe, parts: Path | None, method: str, seed: int) -> SharedGraph:
-    """This rank's share of the graph."""
+def share_of(
+    line: Collective,
+    recipe: Recipe,
+    parts: Path | None,
+    method: str,
+    seed: int,
+    *,
+    features: str = "auto",
+) -> SharedGraph:
+    """This rank's share of the graph; ``features``: where rows of a folder of parts are kept."""
     import torch
 
-    from polyhop.graph import fingerprint_graph
+    from polyhop.datasets import is_procedural, procedural_recipe
+    from polyhop.graph import fingerprint_graph, procedural_share
     from polyhop.partition import default_method, open_parts, partition, save_parts, share
     from polyhop.partition.record import Partition
     from polyhop.train.together import share_value
 
+    if is_procedural(recipe.source):
+        return procedural_share(
+            *procedural_recipe(recipe.source), line.rank, line.num_ranks, name=recipe.source
+        )
     chosen = default_method() if method == "auto" else method
     if parts is not None:
         if line.rank == 0 and not parts.exists():
@@ -129,7 +158,7 @@ def share_of(line: Collective, recipe: Recipe, parts: Path | None, method: str, 
             )
         folder = open_parts(parts)
         _agree(line, f"folder {parts}", folder.about)
-        return folder.share(line.rank, line.num_ranks)
+        return folder.share(line.rank, line.num_ranks, features=features)
     graph = recipe.load()
     _agree(line, f"graph {recipe.source}", fingerprint_graph(graph))
     if line.rank == 0:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["show_result"]
 
 
-def show_result(result: Result, folder: Path, as_json: bool) -> None:
+def show_result(result: Result, folder: Path, as_json: bool, *, can_predict: bool = True) -> None:
     """Print the outcome: one JSON document, or a curve and a table; curve.png goes into the run folder."""
     from polyhop.report import History, curve
 
@@ -36,7 +36,8 @@ def show_result(result: Result, folder: Path, as_json: bool) -> None:
     rows.append(("run folder", str(folder) if is_here else f"{folder} on the host of rank 0, not here"))
     if picture is not None:
         rows.append(("picture", str(picture)))
-    rows.append(("next", f"polyhop predict {folder} --out predictions.csv"))
+    if can_predict:
+        rows.append(("next", f"polyhop predict {folder} --out predictions.csv"))
     console.show_table(rows)
 
 

@@ -83,7 +83,9 @@ def command(
     ] = None,
     strategy: Annotated[
         str | None,
-        typer.Option(help="single | data [default: data where there are ranks].", rich_help_panel="Ranks"),
+        typer.Option(
+            help="single | data | macro [default: data where there are ranks].", rich_help_panel="Ranks"
+        ),
     ] = None,
     parts: Annotated[
         Path | None,
@@ -102,6 +104,14 @@ def command(
             rich_help_panel="Ranks",
         ),
     ] = "auto",
+    features: Annotated[
+        str,
+        typer.Option(
+            help="Input rows in a folder of .npy files or parts: memory | mapped | disk (larger than memory) "
+            "[default: mapped].",
+            show_default=False,
+        ),
+    ] = "auto",
     cache: Annotated[
         str | None,
         typer.Option(help="Memory for other ranks' hot rows, such as 500MB.", rich_help_panel="Ranks"),
@@ -110,6 +120,43 @@ def command(
         bool,
         typer.Option(
             "--per-minibatch-rpc", help="Data as DistDGL does it: a baseline.", rich_help_panel="Ranks"
+        ),
+    ] = False,
+    macro: Annotated[
+        str,
+        typer.Option(
+            help="Mini-batches that strategy macro loads at once: a number, or auto.", rich_help_panel="Ranks"
+        ),
+    ] = "auto",
+    delta: Annotated[
+        bool,
+        typer.Option(
+            "--delta/--no-delta",
+            help="Keep rows of one window of macro for the next.",
+            rich_help_panel="Ranks",
+        ),
+    ] = True,
+    share_variates: Annotated[
+        bool,
+        typer.Option(
+            "--share-variates",
+            help="LABOR draws alike all over a window: fewer rows, dependent steps.",
+            rich_help_panel="Ranks",
+        ),
+    ] = False,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Working memory of windows and evaluation, such as 2GB.",
+            rich_help_panel="Ranks",
+        ),
+    ] = None,
+    aggregate_inputs: Annotated[
+        bool,
+        typer.Option(
+            "--aggregate-inputs",
+            help="Store the first layer's sums over all neighbours: one hop less (the last fan-out is not used).",
         ),
     ] = False,
     engine: Annotated[
@@ -201,8 +248,14 @@ def command(
         "resume": resume,
         "progress": progress,
         "feature_dtype": feature_dtype,
+        "feature_store": features,
         "cache": cache,
         "per_minibatch_rpc": per_minibatch_rpc,
+        "aggregate_inputs": aggregate_inputs,
+        "macro": int(macro) if macro.isdecimal() else macro,
+        "delta": delta,
+        "share_variates": share_variates,
+        "memory": memory,
     }
     from polyhop.launch import Launch, is_rank_process
 
@@ -273,15 +326,17 @@ def _train_on_ranks(
 ) -> None:
     """The same on several ranks: check what can be checked here, start them, show what rank 0 came to."""
     from polyhop import launch
-    from polyhop.cli.ranks import check_parts, is_first_process, train_rank
+    from polyhop.cli.ranks import check_parts, check_procedural, is_first_process, train_rank
+    from polyhop.datasets import is_procedural
     from polyhop.train.folder import automatic_name
     from polyhop.trainer import Trainer
 
     Trainer(**options, run_dir=None if options["resume"] is None else run_dir)
-    if options["strategy"] == "data" and options["num_neighbors"] is None:
+    if options["strategy"] in ("data", "macro") and options["num_neighbors"] is None:
         raise ConfigError(
             "ranks train on mini-batches: give --fanout, one number per layer, such as --fanout 15,10 (-1 = all neighbours)"
         )
+    check_procedural(recipe, parts, partitioner)
     if parts is not None and parts.exists() and not launch.is_rank_process():
         check_parts(parts, recipe, asked.num_ranks, is_whole=asked.engine != "ray")
     folder = automatic_name(Path(recipe.source).name, recipe.model) if run_dir == "auto" else Path(run_dir)
@@ -291,7 +346,7 @@ def _train_on_ranks(
         _clear(folder)
     result = launch.run(train_rank, (recipe, options, folder, parts, partitioner), asked)
     if is_first_process():
-        show_result(result, Path(str(result.run_dir)), as_json)
+        show_result(result, Path(str(result.run_dir)), as_json, can_predict=not is_procedural(recipe.source))
 
 
 def _show_dry_run(trainer: Trainer, model: nn.Module, graph: Graph, as_json: bool) -> None:

@@ -12,10 +12,11 @@ from polyhop.datasets._arrays import as_features
 from polyhop.datasets.catalogue import names
 from polyhop.datasets.description import describe
 from polyhop.datasets.folder import save
+from polyhop.datasets.synth import is_procedural, procedural_recipe
 from polyhop.errors import DatasetError, InputError, unknown
 from polyhop.graph import Graph
 
-__all__ = ["describe", "load", "names", "save"]
+__all__ = ["describe", "is_procedural", "load", "names", "procedural_recipe", "save"]
 
 
 def load(
@@ -76,7 +77,13 @@ def _locate(text: str, data_dir: str | os.PathLike[str] | None) -> Path:
         return path
     if is_path:
         raise DatasetError(f"{path}: no such file or folder")
-    known = [*names(data_dir), *(f"synth:{name}" for name in synth.PRESETS), "rmat:", "sbm:"]
+    known = [
+        *names(data_dir),
+        *(f"synth:{name}" for name in synth.PRESETS),
+        "synth:procedural",
+        "rmat:",
+        "sbm:",
+    ]
     hint = (
         ""
         if data_dir or os.environ.get("POLYHOP_DATA")

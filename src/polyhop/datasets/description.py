@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyhop.graph import DenseFeatures, FeatureStore, Graph, SparseFeatures
+from polyhop.graph import DenseFeatures, DiskFeatures, FeatureStore, Graph, SparseFeatures
 from polyhop.kernels import transpose
 
 __all__ = ["describe"]
@@ -52,6 +52,8 @@ def _kind(x: FeatureStore | None) -> str:
         return f"sparse, {x.rows.values.numel() / max(x.num_rows, 1):.1f} stored per node"
     if isinstance(x, DenseFeatures):
         return f"{str(x.values.dtype).removeprefix('torch.')}{', mapped' if x.is_mapped else ''}"
+    if isinstance(x, DiskFeatures):
+        return f"{str(x.dtype).removeprefix('torch.')}, on disk"
     return type(x).__name__
 
 
@@ -137,11 +139,13 @@ def _split(graph: Graph) -> dict[str, int] | None:
 
 
 def _bytes(graph: Graph) -> dict[str, int]:
-    """Bytes of the arrays; mapped features count as file, not as memory."""
+    """Bytes of the arrays; those mapped or on disk count as file, not as memory."""
     edges = sum(t.nbytes for t in (graph.indptr, graph.indices, graph.edge_weight) if t is not None)
     features, mapped = 0, 0
     if isinstance(graph.x, DenseFeatures):
         features, mapped = (0, graph.x.values.nbytes) if graph.x.is_mapped else (graph.x.values.nbytes, 0)
+    elif isinstance(graph.x, DiskFeatures):
+        mapped = graph.x.num_rows * graph.x.num_features * graph.x.dtype.itemsize
     elif isinstance(graph.x, SparseFeatures):
         features = sum(t.nbytes for t in (graph.x.rows.indptr, graph.x.rows.indices, graph.x.rows.values))
     return {

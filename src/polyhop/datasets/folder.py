@@ -109,7 +109,8 @@ def _features(path: Path, mmap: bool | None) -> FeatureStore | None:
             )
         x, mapped = np.ascontiguousarray(x, np.float32), False
     scale = _find(path, "x_scale")
-    return DenseFeatures(as_tensor(x), None if scale is None else torch.from_numpy(scale), is_mapped=mapped)
+    factor = None if scale is None else torch.from_numpy(scale)
+    return DenseFeatures(as_tensor(x), factor, mapped, path / "x.npy" if mapped else None)
 
 
 def save(graph: Graph, folder: str | os.PathLike[str], *, features: bool = True) -> Path:

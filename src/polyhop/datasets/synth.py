@@ -5,6 +5,11 @@ its degrees, with planted communities: classes cut into groups, most edges insid
 the class under much noise, and some wrong labels. Averaging over neighbours removes the noise, so a GNN clearly beats an
 MLP. Options: scale, seed, features (their number), signal, wrong (share of wrong labels).
 
+``synth:procedural?nodes=1e9&features=256`` is another thing: nothing of it is stored, rows and neighbours are computed
+when they are read, by ranks that train on it (``graph/procedural.py``). Options: nodes, features, classes, degree (the
+mean), train (nodes), hot (share of neighbours that are popular nodes), hot_nodes, same (share that are of the same class),
+signal, seed.
+
 Not followed: the order of time or popularity in the published splits (here nodes are split at random), directed edges
 (``arxiv`` and ``papers`` are stored with both directions of every edge), and node order (ids carry no locality).
 """
@@ -24,12 +29,14 @@ from torch import Tensor
 from polyhop.errors import DatasetError, unknown
 from polyhop.graph import DenseFeatures, Graph, Split
 from polyhop.kernels import Purpose, fold, random_u32
+from polyhop.kernels.procedural import MOST_HOT, MOST_NODES, Virtual
 from polyhop.kernels.synth import Communities, Rmat, feature_rows, permutation, synth_edges
 
-__all__ = ["PRESETS", "Preset", "generate", "is_synthetic"]
+__all__ = ["PRESETS", "Preset", "generate", "is_procedural", "is_synthetic", "procedural_recipe"]
 
 _CHUNK = 1 << 20  # nodes per step where scratch memory grows with them
 _SCHEMES = ("synth", "rmat", "sbm")
+_PROCEDURAL = "procedural"
 
 
 @dataclass(frozen=True)
@@ -72,6 +79,13 @@ def generate(source: str, *, features_file: Path | None = None) -> Graph:
     scheme, _, rest = source.partition(":")
     name, _, query = rest.partition("?")
     options = dict(parse_qsl(query, keep_blank_values=True))
+    if is_procedural(source):
+        recipe, _ = procedural_recipe(source)
+        raise DatasetError(
+            f"{source!r}: a procedural graph is computed when it is read and cannot be loaded whole ({recipe.num_nodes:,} "
+            f"nodes, {4 * recipe.num_nodes * recipe.num_features:,} bytes of features): ranks train on mini-batches of it, "
+            "each making its own part: polyhop train NAME --workers 4 --strategy macro --fanout 10,5"
+        )
     if scheme == "synth":
         return _published(source, name, options, features_file)
     if name:
@@ -79,6 +93,32 @@ def generate(source: str, *, features_file: Path | None = None) -> Graph:
             f"{source!r}: {scheme}: takes only options, e.g. {scheme}:?seed=1; got name {name!r}"
         )
     return (_rmat if scheme == "rmat" else _sbm)(source, options, features_file)
+
+
+def is_procedural(source: str) -> bool:
+    """Whether a name asks for a graph that is computed when read."""
+    return source.partition("?")[0] == f"synth:{_PROCEDURAL}"
+
+
+def procedural_recipe(source: str) -> tuple[Virtual, int]:
+    """(the virtual graph, how many train nodes) of a name such as ``synth:procedural?nodes=1e9&features=256``."""
+    options = dict(parse_qsl(source.partition("?")[2], keep_blank_values=True))
+    nodes = _whole(source, options, "nodes", 10**6, 2, MOST_NODES)
+    hot_share = _number(source, options, "hot", 0.3, 0.0, 1.0)
+    recipe = Virtual(
+        seed=_whole(source, options, "seed", 0, 0, 2**63 - 1),
+        num_nodes=nodes,
+        num_features=_whole(source, options, "features", 128, 1, 65536),
+        num_classes=_whole(source, options, "classes", min(16, nodes), 1, min(nodes, 65536)),
+        mean_degree=_number(source, options, "degree", 12.0, 0.0, 500.0),
+        num_hot=_whole(source, options, "hot_nodes", min(max(nodes // 10_000, 16), 100_000), 1, MOST_HOT),
+        hot_share=hot_share,
+        same_share=_number(source, options, "same", min(0.4, 1 - hot_share), 0.0, 1 - hot_share),
+        signal=_number(source, options, "signal", 0.2, 0.0, 100.0),
+    )
+    train = _whole(source, options, "train", min(100_000, max(1, nodes // 10)), 1, min(nodes, 2**31))
+    _no_more(source, options, "nodes features classes degree train hot hot_nodes same signal seed")
+    return recipe, train
 
 
 def _number(source: str, options: dict[str, str], key: str, default: float, low: float, high: float) -> float:
@@ -110,7 +150,7 @@ def _no_more(source: str, options: dict[str, str], known: str) -> None:
 
 def _published(source: str, name: str, options: dict[str, str], file: Path | None) -> Graph:
     if name not in PRESETS:
-        raise DatasetError(f"{source!r}: {unknown('synthetic graph', name, PRESETS)}")
+        raise DatasetError(f"{source!r}: {unknown('synthetic graph', name, [*PRESETS, _PROCEDURAL])}")
     preset = PRESETS[name]
     scale = _number(source, options, "scale", 1.0, 1e-6, 10.0)
     seed = _whole(source, options, "seed", 0, 0, 2**63)

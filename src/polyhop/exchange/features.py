@@ -18,12 +18,12 @@ from torch import Tensor
 from polyhop.comm import Collective
 from polyhop.errors import ConfigError
 from polyhop.exchange.codec import RowCodec
-from polyhop.graph import DenseFeatures, FeatureStore, Part, SparseFeatures, SparseRows
+from polyhop.graph import AnyPart, FeatureStore, MatrixFeatures, SparseFeatures, SparseRows
 from polyhop.kernels import gather_rows
 from polyhop.sample.part import grouped
 from polyhop.sample.wire import Wire
 
-__all__ = ["Fetched", "NodeFacts", "RowFetch", "RowFormat"]
+__all__ = ["Fetched", "NodeFacts", "Piece", "RowFetch", "RowFormat"]
 
 Rows = Tensor | SparseRows
 _WIDE_NODES = 1 << 31
@@ -71,11 +71,11 @@ class RowFormat:
     has_loops: bool
 
     @classmethod
-    def of(cls, part: Part, num_nodes: int, dtype: str, *, is_plain: bool = False) -> RowFormat:
+    def of(cls, part: AnyPart, num_nodes: int, dtype: str, *, is_plain: bool = False) -> RowFormat:
         """The format of a graph's parts."""
         x = part.x
-        if isinstance(x, DenseFeatures):
-            codec: RowCodec | None = RowCodec.of(dtype, x.num_features, x.values.dtype)
+        if isinstance(x, MatrixFeatures):
+            codec: RowCodec | None = RowCodec.of(dtype, x.num_features, x.dtype)
         elif isinstance(x, SparseFeatures):
             codec = None
             if dtype not in ("auto", "float32"):
@@ -108,16 +108,18 @@ class RowFormat:
         return torch.cat([piece.contiguous().view(torch.uint8).reshape(-1) for piece in pieces])
 
     def _encode_rows(self, rows: Tensor, x: FeatureStore) -> list[Tensor]:
-        if isinstance(x, DenseFeatures):
+        if isinstance(x, MatrixFeatures):
             assert self.codec is not None, "a dense store has a codec"
-            is_stored = self.codec.dtype == x.values.dtype and not self.codec.is_quantised
-            return [self.codec.encode(x.values.index_select(0, rows) if is_stored else x.gather(rows))]
-        taken = x.gather(rows)
-        assert isinstance(taken, SparseRows)
+            is_stored = self.codec.dtype == x.dtype and not self.codec.is_quantised
+            taken = x.stored(rows) if is_stored else x.gather(rows)
+            assert isinstance(taken, Tensor)
+            return [self.codec.encode(taken)]
+        sparse = x.gather(rows)
+        assert isinstance(sparse, SparseRows)
         return [
-            taken.indptr.diff().to(torch.int32),
-            taken.indices.to(torch.int32),
-            taken.values.to(torch.float32),
+            sparse.indptr.diff().to(torch.int32),
+            sparse.indices.to(torch.int32),
+            sparse.values.to(torch.float32),
         ]
 
     def decode(self, data: Tensor, num_rows: int, x: FeatureStore) -> tuple[Rows, NodeFacts]:
@@ -147,17 +149,15 @@ class RowFormat:
         if self.codec.is_quantised or rows.dtype in (torch.float32, torch.float64):
             return rows
         floats = rows.to(torch.float32)
-        is_scaled = isinstance(x, DenseFeatures) and x.scale is not None and not rows.is_floating_point()
-        return (
-            floats * x.scale if is_scaled and isinstance(x, DenseFeatures) and x.scale is not None else floats
-        )
+        scale = x.scale if isinstance(x, MatrixFeatures) else None
+        return floats if scale is None or rows.is_floating_point() else floats * scale
 
     def own(self, rows: Tensor, x: FeatureStore) -> Rows:
         """Features of local rows as they would arrive elsewhere."""
         taken = x.gather(rows)
         if isinstance(taken, SparseRows) or self.codec is None or not self.codec.is_lossy:
             return taken
-        is_stored = isinstance(x, DenseFeatures) and x.values.dtype == self.codec.dtype
+        is_stored = isinstance(x, MatrixFeatures) and x.dtype == self.codec.dtype
         return taken if is_stored else self._as_floats(self.codec.rounded(taken), x)
 
 
@@ -187,6 +187,15 @@ class Fetched:
 
 
 @dataclass(frozen=True, eq=False)
+class Piece:
+    """Some of the rows asked for, as they came."""
+
+    at: Tensor  # int64 [n]: positions among the nodes asked for
+    x: Rows
+    facts: NodeFacts
+
+
+@dataclass(frozen=True, eq=False)
 class _Cache:
     ids: Tensor  # int64 [K], ascending new ids
     rows: Rows
@@ -196,17 +205,10 @@ class _Cache:
 class RowFetch:
     """Fetches for one rank and answers the others. Serves one thread; all ranks call it together."""
 
-    def __init__(self, part: Part, layout: RowFormat, wire: Wire) -> None:
+    def __init__(self, part: AnyPart, layout: RowFormat, wire: Wire) -> None:
         assert part.x is not None, "the format was made from features"
         self.part, self.format, self.wire, self._x = part, layout, wire, part.x
         self._cache: _Cache | None = None
-        loops, in_weight, own = part.loop_weight, part.in_weight, part.num_nodes
-        self._facts = NodeFacts(
-            part.user_ids,
-            part.in_degree[:own],
-            None if in_weight is None else in_weight[:own],
-            None if loops is None else loops[:own],
-        )
 
     @property
     def num_cached(self) -> int:
@@ -216,6 +218,10 @@ class RowFetch:
         """Features of own local rows (int64 [n]), as they would arrive elsewhere."""
         return self.format.own(rows, self._x)
 
+    def own_facts(self, rows: Tensor) -> NodeFacts:
+        """Facts of own local rows (int64 [n])."""
+        return NodeFacts(*self.part.facts_of(rows))
+
     def keep(self, line: Collective, ids: Tensor) -> None:
         """Fetch the rows of these remote nodes (int64, ascending new ids) now, and never again."""
         fetched = self.fetch(line, ids)
@@ -223,6 +229,11 @@ class RowFetch:
 
     def fetch(self, line: Collective, ids: Tensor) -> Fetched:
         """Features and facts of distinct nodes (int64 [S], new ids, of any owner)."""
+        pieces = self.pieces(line, ids)
+        return _in_order([(each.x, each.facts) for each in pieces], torch.cat([each.at for each in pieces]))
+
+    def pieces(self, line: Collective, ids: Tensor) -> list[Piece]:
+        """The same as it arrives: one piece from each owner, and what the cache holds."""
         order, cuts = grouped(ids, self.part.bounds, is_sorted=not self.wire.is_plain)
         bounds, own, nothing = self.part.bounds.tolist(), line.rank, ids[:0]
         held: list[Tensor] = []  # positions in the cache
@@ -246,21 +257,22 @@ class RowFetch:
         each = self.format.row_bytes
         counts = [0 if q == own else each * rows.numel() for q, rows in enumerate(asked)] if each else None
         leaving = line.start_all_to_all(replies, kind="features", counts=counts)
-        pieces: list[tuple[Rows, NodeFacts]] = []
-        mine = self.own(asked[own]), self._facts.at(asked[own])
+        pieces: list[Piece] = []
+        mine = self.own(asked[own]), self.own_facts(asked[own])
         for q, data in enumerate(leaving.wait()):
-            pieces.append(mine if q == own else self.format.decode(data, asked[q].numel(), self._x))
+            got = mine if q == own else self.format.decode(data, asked[q].numel(), self._x)
+            pieces.append(Piece(placed[q], *got))
         if held and self._cache is not None:
             rows = torch.cat(held)
-            pieces.append((_rows_at(self._cache.rows, rows), self._cache.facts.at(rows)))
-            placed.append(torch.cat(cached_at))
-        return _in_order(pieces, torch.cat(placed))
+            kept = _rows_at(self._cache.rows, rows), self._cache.facts.at(rows)
+            pieces.append(Piece(torch.cat(cached_at), *kept))
+        return pieces
 
     def _reply(self, data: Tensor) -> Tensor:
         if data.numel() == 0:
             return data
         rows = self.wire.rows(data)
-        return self.format.encode(rows, self._x, self._facts.at(rows))
+        return self.format.encode(rows, self._x, self.own_facts(rows))
 
 
 def _rows_at(rows: Rows, at: Tensor) -> Rows:

@@ -18,7 +18,7 @@ from torch import Tensor
 from polyhop.comm import Collective
 from polyhop.errors import ConfigError
 from polyhop.exchange.features import RowFetch
-from polyhop.graph import Block, SparseRows
+from polyhop.graph import Block, PooledRows, SparseRows
 from polyhop.kernels import Key, Purpose, random_u32
 from polyhop.sample import MiniBatch
 from polyhop.sample.ahead import ahead
@@ -33,7 +33,7 @@ class PartBatch:
     """What one rank trains in one step."""
 
     batch: MiniBatch  # by the user's ids; its seeds may be none
-    x: Tensor | SparseRows  # [S, F]
+    x: Tensor | SparseRows | PooledRows  # [S, F], or what the first block's ``rows`` point into
     y: Tensor  # labels of the seeds
     num_global: int  # seeds of all ranks in this step
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from polyhop.errors import GraphError, unknown
-from polyhop.graph.features import DenseFeatures, FeatureStore, SparseFeatures
+from polyhop.graph.features import DenseFeatures, FeatureStore, MatrixFeatures, SparseFeatures
 from polyhop.kernels.edges import first_of_each, num_repeated
 
 __all__ = [
@@ -101,11 +101,10 @@ def check_features(x: FeatureStore, nodes: int) -> None:
     """One row per node, all finite. A mapped file is not read: its rows are checked when they are used, if at all."""
     if x.num_rows != nodes:
         raise GraphError(f"x: {x.num_rows} rows for {nodes} nodes; expected one row per node")
-    if isinstance(x, DenseFeatures):
-        if x.scale is not None and list(x.scale.shape) != [x.num_features]:
-            raise GraphError(f"x scale: expected [{x.num_features}], one per feature, got {_shape(x.scale)}")
-        if not x.is_mapped and x.values.is_floating_point():
-            _check_finite(x.values)
+    if isinstance(x, MatrixFeatures) and x.scale is not None and list(x.scale.shape) != [x.num_features]:
+        raise GraphError(f"x scale: expected [{x.num_features}], one per feature, got {_shape(x.scale)}")
+    if isinstance(x, DenseFeatures) and not x.is_mapped and x.values.is_floating_point():
+        _check_finite(x.values)
     elif isinstance(x, SparseFeatures):
         _check_sparse(x)
 

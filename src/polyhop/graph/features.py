@@ -6,6 +6,7 @@ Legend: N nodes, F features.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from polyhop.errors import GraphError
 from polyhop.kernels import gather_rows, transpose
 
-__all__ = ["DenseFeatures", "FeatureStore", "SparseFeatures", "SparseRows"]
+__all__ = ["DenseFeatures", "FeatureStore", "MatrixFeatures", "SparseFeatures", "SparseRows"]
 
 
 @runtime_checkable
@@ -36,6 +37,25 @@ class FeatureStore(Protocol):
         ...
 
 
+@runtime_checkable
+class MatrixFeatures(FeatureStore, Protocol):
+    """A store of dense rows, wherever they are: what is stored can be had as it is."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the stored values."""
+        ...
+
+    @property
+    def scale(self) -> Tensor | None:
+        """float32 [F]: multiplies each column where values are stored as small integers."""
+        ...
+
+    def stored(self, ids: Tensor) -> Tensor:
+        """Rows of the given ids (int64 [n]) in the stored dtype, unscaled."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class DenseFeatures:
     """One row-major matrix in memory or memory-mapped; float32, float64, bfloat16, int8 or uint8 [N, F].
@@ -46,6 +66,7 @@ class DenseFeatures:
     values: Tensor
     scale: Tensor | None = None
     is_mapped: bool = False  # backed by a file: pages come in on demand
+    path: Path | None = None  # the .npy file that holds the same rows, where it is known
 
     def __post_init__(self) -> None:
         if self.values.dim() != 2:
@@ -58,6 +79,13 @@ class DenseFeatures:
     @property
     def num_features(self) -> int:
         return self.values.shape[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.values.dtype
+
+    def stored(self, ids: Tensor) -> Tensor:
+        return self.values.index_select(0, ids)
 
     def gather(self, ids: Tensor) -> Tensor:
         return gather_rows(self.values, ids, scale=self.scale)

@@ -10,17 +10,80 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from polyhop.errors import PartitionError
+from polyhop.errors import PartitionError, UnsupportedError
 from polyhop.graph.block import Block
 from polyhop.graph.features import FeatureStore
 from polyhop.graph.graph import Split
+from polyhop.kernels import draw
 
-__all__ = ["GraphFacts", "Part", "SharedGraph"]
+__all__ = ["AnyPart", "GraphFacts", "Labels", "Part", "SharedGraph"]
+
+
+class Labels(Protocol):
+    """Labels by local row: a tensor, or what computes them."""
+
+    def __getitem__(self, rows: Tensor) -> Tensor: ...
+
+    def dim(self) -> int: ...
+
+    @property
+    def shape(self) -> torch.Size: ...
+
+
+class AnyPart(Protocol):
+    """What sampling, fetching and training need of a part, whether its contents are stored or computed."""
+
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def bounds(self) -> Tensor:
+        """int64 [P + 1], new ids."""
+        ...
+
+    @property
+    def num_parts(self) -> int: ...
+
+    @property
+    def start(self) -> int:
+        """New id of the first own node."""
+        ...
+
+    @property
+    def num_nodes(self) -> int: ...
+
+    @property
+    def x(self) -> FeatureStore | None: ...
+
+    @property
+    def y(self) -> Labels | None: ...
+
+    @property
+    def split(self) -> Split | None: ...
+
+    @property
+    def edge_weight(self) -> Tensor | None: ...
+
+    @property
+    def in_weight(self) -> Tensor | None: ...
+
+    @property
+    def loop_weight(self) -> Tensor | None: ...
+
+    def drawn(self, rows: Tensor, fanout: int, key: int, method: str) -> tuple[Tensor, Tensor, Tensor | None]:
+        """(counts int64 [k], neighbours int64 [E] by new id, weights float32 [E] or None): what own rows draw."""
+        ...
+
+    def facts_of(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """(the user's id int64 [k], in-degree int32 [k], in-weight float64 [k], loop weight float32 [k]) of own rows."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +148,29 @@ class Part:
         """int64 [S]: new ids of all sources, own nodes first."""
         return torch.cat([torch.arange(self.start, self.start + self.num_nodes), self.halo])
 
+    @cached_property
+    def _new_ids(self) -> Tensor:
+        return self.new_ids()
+
+    def drawn(self, rows: Tensor, fanout: int, key: int, method: str) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What own rows (int64 [k]) draw: see AnyPart."""
+        ends, position = draw(
+            self.indptr, self.indices, rows, fanout, key,
+            ids=self.user_ids, source_ids=self.src_ids, method=method,
+        )  # fmt: skip
+        weights = None if self.edge_weight is None else self.edge_weight[position].to(torch.float32)
+        return ends.diff(), self._new_ids.index_select(0, self.indices.index_select(0, position)), weights
+
+    def facts_of(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """What is known of own rows (int64 [k]) besides features: see AnyPart."""
+        n, in_weight, loops = self.num_nodes, self.in_weight, self.loop_weight
+        return (
+            self.src_ids[:n].index_select(0, rows),
+            self.in_degree[:n].index_select(0, rows),
+            None if in_weight is None else in_weight[:n].index_select(0, rows),
+            None if loops is None else loops[:n].index_select(0, rows),
+        )
+
     def owners(self, new_ids: Tensor) -> Tensor:
         """int64 [k]: the part that owns each of the new ids."""
         return torch.searchsorted(self.bounds[1:], new_ids, right=True)
@@ -115,14 +201,27 @@ class GraphFacts:
     num_classes: int
     metric: str = "accuracy"
     fingerprint: Mapping[str, Any] = field(default_factory=dict)  # how a checkpoint recognises the graph
+    note: str = ""  # what people must be told of it wherever it is shown
 
 
 @dataclass(frozen=True, eq=False)
 class SharedGraph:
     """A graph that several ranks hold together, as one of them sees it: the sizes of the whole, the contents of its part."""
 
-    part: Part
+    part: AnyPart
     facts: GraphFacts
+    folder: Path | None = (
+        None  # of the parts, where they came from one: what is made of them may be kept there
+    )
+
+    def stored(self, what: str) -> Part:
+        """The part with its lists of edges; UnsupportedError, naming ``what`` needs them, where they are not stored."""
+        if isinstance(self.part, Part):
+            return self.part
+        raise UnsupportedError(
+            f"{what} needs the lists of all nodes of a part, and graph {self.name!r} stores none ({self.facts.note}): it "
+            "can be trained on sampled mini-batches (strategies 'data' and 'macro'), nothing else"
+        )
 
     @property
     def name(self) -> str:
@@ -156,7 +255,7 @@ class SharedGraph:
         return self.part.x
 
     @property
-    def y(self) -> Tensor | None:
+    def y(self) -> Labels | None:
         """Of the own nodes."""
         return self.part.y
 

@@ -13,11 +13,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from polyhop.errors import ConfigError, UnsupportedError, unknown
+from polyhop.graph.aggregated import FixedAggregate
 from polyhop.graph.block import Block
 from polyhop.kernels.keys import Key
 from polyhop.nn.conv import GATConv, GCNConv, GINConv, SAGEConv
 from polyhop.nn.layer import Layer
-from polyhop.nn.model import Model, State, act_and_drop, rows_of, slice_destinations
+from polyhop.nn.model import Model, State, act_and_drop, first_aggregate, rows_of, slice_destinations
 from polyhop.nn.modules import MLP, JumpingKnowledge, activation, normalisation
 
 __all__ = ["GAT", "GCN", "GIN", "BasicGNN", "GraphSAGE"]
@@ -88,6 +89,9 @@ class BasicGNN(Model):
             reset = getattr(module, "reset_parameters", None)
             if callable(reset):
                 reset()
+
+    def fixed_aggregate(self) -> FixedAggregate:
+        return first_aggregate(self, BasicGNN, self.convs[0])
 
     def layer(self, i: int, block: Block, state: State, *, key: Key | None = None) -> State:
         h: Tensor = self.convs[i](state["h"], block, key=key, site=i)

@@ -17,12 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from polyhop.errors import GraphError, InputError, UnsupportedError
+from polyhop.graph.aggregated import AggregatedRows, FixedAggregate
 from polyhop.graph.block import Block
 from polyhop.graph.features import SparseRows
+from polyhop.graph.pooled import PooledRows
 from polyhop.kernels.keys import Key, Purpose
-from polyhop.nn.rows import Rows, gathered, own_rows
+from polyhop.nn.rows import Messages, Rows, gathered, own_rows
 
-__all__ = ["Layer", "as_block", "cheaper_to_map_first", "draw_key", "refuse_options"]
+__all__ = ["Layer", "as_block", "cheaper_to_map_first", "draw_key", "refuse_changed", "refuse_options"]
 
 # An aggregated value costs as much as this many multiply-adds of a matrix product. Measured in float32 on one AVX-512 core,
 # 30,000 to 120,000 rows, 5 to 16 edges per destination: 14-24 G multiply-adds/s against 0.9-1.7 G values/s at widths 128 and
@@ -37,6 +39,7 @@ class Layer(nn.Module):
     out_channels: int
     has_pieces: ClassVar[bool] = True  # False for wrapped layers, which have only ``forward``
     reads_own: bool = False  # update needs the destinations' input rows
+    reads_pooled: bool = False  # aggregate reads rows in two places; else they are gathered for it
     gives_own: bool = False  # the result is a new tensor that no backward pass reads: it may be overwritten
     takes_carried: ClassVar[bool] = False  # update needs rows carried from earlier (GCNII's h0)
 
@@ -54,15 +57,15 @@ class Layer(nn.Module):
         """Whether to multiply before aggregating: a function of widths and block sizes only."""
         return cheaper_to_map_first(block, self.in_channels, self.out_channels, input_grad)
 
-    def transform(self, h: Rows, map_first: bool) -> Tensor:
+    def transform(self, h: Rows, map_first: bool) -> Messages:
         """Source rows [S or P, in_channels] -> messages [S or P, any width]."""
         raise NotImplementedError
 
-    def edge(self, block: Block, m: Tensor) -> Any:
+    def edge(self, block: Block, m: Messages) -> Any:
         """What the aggregation needs per edge or per row beside the messages; None for most layers."""
         return None
 
-    def aggregate(self, block: Block, m: Tensor, e: Any, key: int | None = None) -> Tensor:
+    def aggregate(self, block: Block, m: Messages, e: Any, key: int | None = None) -> Tensor:
         """Messages [S or P, ...] -> one row per destination [D, ...]. ``key`` decides attention dropout."""
         raise NotImplementedError
 
@@ -70,9 +73,23 @@ class Layer(nn.Module):
         """Aggregated rows [D, ...], the destinations' input rows, carried rows [D, ...] -> [D, out_channels]."""
         raise NotImplementedError
 
+    def fixed_aggregate(self) -> FixedAggregate:
+        """What this layer sums of its inputs, if no parameter changes it; else UnsupportedError that says why."""
+        if not self.has_pieces:
+            reason = "what it sums of its inputs is inside another library's layer"
+        elif type(self).edge is not Layer.edge:
+            reason = "it weighs neighbours by what it learns, so the sum over them changes at every step"
+        else:
+            reason = "it does not say what it sums of its inputs"
+        raise UnsupportedError(f"{type(self).__name__}: aggregated inputs are not possible: {reason}")
+
+    def update_aggregated(self, rows: AggregatedRows) -> Tensor:
+        """[n, out_channels]: the layer on rows that were summed before (see ``fixed_aggregate``)."""
+        return self.update(rows.z, rows.own, None, map_first=False)
+
     def forward(
         self,
-        x: Rows,
+        x: Rows | AggregatedRows,
         edge_index: Block | Tensor,
         edge_weight: Tensor | None = None,
         *,
@@ -83,12 +100,16 @@ class Layer(nn.Module):
         """Rows of the block's sources [S, in_channels] (the pool, where ``block.rows`` is set) -> [D, out_channels].
 
         ``edge_index`` int64 [2, E] (sources, destinations), as in PyG, stands for the full graph on x's rows.
-        ``key`` and ``site`` (the layer's place in its model) decide what is dropped inside the layer.
+        ``key`` and ``site`` (the layer's place in its model) decide what is dropped inside the layer. Aggregated rows
+        come with a block whose sources are its destinations, without edges.
         """
         block = as_block(edge_index, x.shape[0], edge_weight)
+        if isinstance(x, AggregatedRows):
+            self._check_aggregated(x, block)
+            return self.update_aggregated(x)
         self._check(x, block, carried)
         map_first = isinstance(x, SparseRows) or self.map_first(block, x.requires_grad)
-        if map_first:
+        if map_first or (isinstance(x, PooledRows) and not self.reads_pooled):
             x, block = gathered(x, block)
         h_dst: Rows | None = None
         if self.reads_own:
@@ -113,6 +134,20 @@ class Layer(nn.Module):
         if self.takes_carried and carried is None:
             raise InputError(f"{name}: needs the initial rows of the destinations (x_0, carried=...)")
 
+    def _check_aggregated(self, x: AggregatedRows, block: Block) -> None:
+        aggregate, name = self.fixed_aggregate(), type(self).__name__
+        if x.shape[1] != self.in_channels > 0 or (x.own is None) == aggregate.has_own:
+            wanted = "with" if aggregate.has_own else "without"
+            raise InputError(
+                f"{name}: expected aggregated rows of {self.in_channels} columns {wanted} own rows, got {x.shape[1]} "
+                f"{'without' if x.own is None else 'with'}"
+            )
+        if (block.num_src, block.num_dst, block.num_edges) != (x.shape[0], x.shape[0], 0):
+            raise InputError(
+                f"{name}: {x.shape[0]} aggregated rows need a block from and to as many rows, without edges; this one has "
+                f"{block.num_src} sources, {block.num_dst} destinations, {block.num_edges} edges"
+            )
+
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.out_channels}"
 
@@ -122,10 +157,11 @@ def cheaper_to_map_first(block: Block, width_in: int, width_out: int, input_grad
 
     Costs count a training step in multiply-adds of a matrix product: products forward, for the weights and
     (``input_grad``) for the input; aggregations forward and backward. Aggregating first needs no backward aggregation if
-    the input needs no gradient. An aggregated value costs EDGE_COST.
+    the input needs no gradient. An aggregated value costs EDGE_COST. Whether the rows lie in a pool is not asked: where rows
+    lie must not decide how results are rounded.
     """
     products = (3 if input_grad else 2) * width_in * width_out
-    moved = 2 * block.num_edges * width_out + (block.num_src * width_in if block.rows is not None else 0)
+    moved = 2 * block.num_edges * width_out
     mapping = products * block.num_src + EDGE_COST * moved
     aggregating = products * block.num_dst + EDGE_COST * (2 if input_grad else 1) * block.num_edges * width_in
     return mapping < aggregating
@@ -186,6 +222,16 @@ def _loop_weight(src: Tensor, dst: Tensor, edge_weight: Tensor | None, num_nodes
 def draw_key(key: Key | None) -> Key:
     """The given key, or one drawn from torch's generator, so that ``torch.manual_seed`` decides."""
     return key if key is not None else Key(int(torch.randint(0, 2**62, ())))
+
+
+def refuse_changed(module: nn.Module, base: type[nn.Module], names: Sequence[str]) -> None:
+    """UnsupportedError if a subclass of ``base`` has changed one of the named methods, on which its sums depend."""
+    for name in names:
+        if getattr(type(module), name) is not getattr(base, name):
+            raise UnsupportedError(
+                f"{type(module).__name__}: aggregated inputs are not possible: it has a {name}() of its own, which may "
+                f"change rows before they are summed (dropout, learnable inputs); {base.__name__} itself has none"
+            )
 
 
 def refuse_options(

@@ -17,17 +17,19 @@ from typing import ClassVar, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from polyhop.errors import GraphError, InputError
+from polyhop.errors import GraphError, InputError, UnsupportedError
+from polyhop.graph.aggregated import AggregatedRows, FixedAggregate
 from polyhop.graph.block import Block
 from polyhop.graph.features import SparseRows
+from polyhop.graph.pooled import PooledRows
 from polyhop.kernels import dropout, dropout_values
 from polyhop.kernels.keys import Key, Purpose
-from polyhop.nn.layer import as_block, draw_key
+from polyhop.nn.layer import Layer, as_block, draw_key, refuse_changed
 from polyhop.nn.rows import Rows, gathered
 
-__all__ = ["Model", "State", "act_and_drop", "drop_rows", "rows_of", "slice_destinations"]
+__all__ = ["Model", "State", "act_and_drop", "drop_rows", "first_aggregate", "rows_of", "slice_destinations"]
 
-State: TypeAlias = dict[str, Rows]
+State: TypeAlias = dict[str, Rows | AggregatedRows]
 
 
 class Model(nn.Module):
@@ -36,7 +38,7 @@ class Model(nn.Module):
     num_layers: int
     in_channels: int
     out_channels: int
-    begins_plain: ClassVar[bool] = True  # begin() does not touch x: the first layer may be given a pool
+    begins_plain: ClassVar[bool] = True  # begin() does not touch x
     takes_pool: ClassVar[bool] = False  # layer() hands "h" to its convolution as it is: "h" may be a pool
 
     def begin(self, x: Rows, *, ids: Tensor | None = None, key: Key | None = None) -> State:
@@ -51,9 +53,16 @@ class Model(nn.Module):
         """Output rows [n, out_channels] of any rows that went through all layers."""
         return rows_of(state)
 
+    def fixed_aggregate(self) -> FixedAggregate:
+        """What the first layer sums of the inputs, if nothing learnt or random comes before; else UnsupportedError."""
+        reason = "it says of no layer that it sums the inputs as they are"
+        if not self.begins_plain:
+            reason = "it maps its inputs by learnt weights before the first layer sums them"
+        raise UnsupportedError(f"{type(self).__name__}: aggregated inputs are not possible: {reason}")
+
     def forward(
         self,
-        x: Rows,
+        x: Rows | AggregatedRows,
         blocks: Block | Sequence[Block] | Tensor,
         edge_weight: Tensor | None = None,
         *,
@@ -67,10 +76,14 @@ class Model(nn.Module):
         listed = _per_layer(blocks, x, edge_weight, self.num_layers)
         if self.training:
             key = draw_key(key)
-        if not self.begins_plain:
-            x, first = gathered(x, listed[0])
-            listed = [first, *listed[1:]]
-        state = self.begin(x, ids=listed[0].src_ids, key=key)
+        if isinstance(x, AggregatedRows):
+            self.fixed_aggregate()  # nothing comes before the first layer, or this says what does
+            state: State = {"h": x}
+        else:
+            if not (self.begins_plain and self.takes_pool):
+                x, first = gathered(x, listed[0])
+                listed = [first, *listed[1:]]
+            state = self.begin(x, ids=listed[0].src_ids, key=key)
         for i, block in enumerate(listed):
             state = self.layer(i, block, state, key=key)
         last = listed[-1]
@@ -78,8 +91,18 @@ class Model(nn.Module):
         return self.finish(state, ids=ids, key=key)
 
 
+def first_aggregate(model: Model, base: type[Model], layer: nn.Module) -> FixedAggregate:
+    """That of the model's first layer, unless a subclass of ``base`` may have put something before it."""
+    refuse_changed(model, base, ("begin", "layer", "forward"))
+    assert isinstance(layer, Layer), "models are built of layers"
+    return layer.fixed_aggregate()
+
+
 def _per_layer(
-    blocks: Block | Sequence[Block] | Tensor, x: Rows, edge_weight: Tensor | None, num_layers: int
+    blocks: Block | Sequence[Block] | Tensor,
+    x: Rows | AggregatedRows,
+    edge_weight: Tensor | None,
+    num_layers: int,
 ) -> list[Block]:
     """One block for each layer, checked to fit one another."""
     if isinstance(blocks, (Block, Tensor)):
@@ -108,7 +131,7 @@ def rows_of(state: State, name: str = "h") -> Tensor:
     """A dense entry of the state."""
     value = state[name]
     if not isinstance(value, Tensor):
-        raise InputError(f"state {name!r}: expected a dense tensor, got sparse rows")
+        raise InputError(f"state {name!r}: expected a dense tensor, got {type(value).__name__}")
     return value
 
 
@@ -125,6 +148,8 @@ def drop_rows(
     if p <= 0 or key is None:
         return x
     code = key.at(Purpose.DROPOUT, site)
+    if isinstance(x, PooledRows):
+        raise InputError("rows in two places are read only: gather them before units are dropped")
     if not isinstance(x, SparseRows):
         return dropout(x, ids, p, code, id_start=id_start)
     named = ids if ids is not None else x.ids

@@ -1,5 +1,7 @@
 """What layers do to rows: pick them out of a pool, multiply them (sparse ones as they are), split off the destinations' own.
 
+A pool is one matrix, or two of which the second follows the first (PooledRows).
+
 Legend: D destinations, S sources, P pool rows, F columns.
 """
 
@@ -15,20 +17,26 @@ from torch.nn import functional as F
 from polyhop.errors import UnsupportedError
 from polyhop.graph.block import Block
 from polyhop.graph.features import SparseRows
+from polyhop.graph.pooled import PooledRows
 from polyhop.kernels import gather_rows, spmm
 
-__all__ = ["Rows", "gathered", "linear", "linear_add", "own_rows"]
+__all__ = ["Messages", "Rows", "gathered", "linear", "linear_add", "own_rows"]
 
-Rows: TypeAlias = Tensor | SparseRows
+Rows: TypeAlias = Tensor | SparseRows | PooledRows
+"""Input rows: dense, sparse, or a pool in two places."""
+
+Messages: TypeAlias = Tensor | PooledRows
+"""What an aggregation reads: a row per source, or the pool that the block's ``rows`` point into."""
 
 
-def gathered(x: Rows, block: Block) -> tuple[Rows, Block]:
+def gathered(x: Rows, block: Block) -> tuple[Tensor | SparseRows, Block]:
     """The block's source rows in order, and the block without its indirection into a pool."""
     if block.rows is None:
-        return x, block
+        return (x.all() if isinstance(x, PooledRows) else x), block
     if isinstance(x, SparseRows):
         raise UnsupportedError("sparse rows cannot be a pool: gather them first (SparseFeatures.gather)")
-    return gather_rows(x, block.rows), replace(block, rows=None)
+    rows = x.gather(block.rows) if isinstance(x, PooledRows) else gather_rows(x, block.rows)
+    return rows, replace(block, rows=None)
 
 
 def own_rows(x: Rows, block: Block) -> tuple[Rows, Rows]:
@@ -36,6 +44,9 @@ def own_rows(x: Rows, block: Block) -> tuple[Rows, Rows]:
     start, count = block.dst_start, block.num_dst
     if isinstance(x, SparseRows):
         return x, x.slice(start, start + count)
+    if isinstance(x, PooledRows):
+        wanted = torch.arange(x.num_rows, device=x.device) if block.rows is None else block.rows
+        return x, x.gather(wanted[start : start + count])
     if block.rows is not None:
         return x, gather_rows(x, block.rows[start : start + count])
     if count == x.shape[0]:
@@ -83,6 +94,7 @@ def linear(h: Rows, weight: Tensor, bias: Tensor | None = None) -> Tensor:
             transposed=h.transposed,
         )
         return out if bias is None else out + bias
+    h = h.all() if isinstance(h, PooledRows) else h
     return F.linear(_matched(h, weight), weight, bias)
 
 
@@ -90,6 +102,7 @@ def linear_add(out: Tensor, h: Rows, weight: Tensor) -> Tensor:
     """out + linear(h, weight), in place where torch allows it: ``out`` must be the caller's own fresh tensor."""
     if isinstance(h, SparseRows):
         return out.add_(linear(h, weight))
+    h = h.all() if isinstance(h, PooledRows) else h
     if torch.is_autocast_enabled(h.device.type):
         return torch.addmm(out, h, weight.t())
     return out.addmm_(_matched(h, weight), weight.t())

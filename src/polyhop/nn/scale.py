@@ -18,6 +18,7 @@ from torch import Tensor
 
 from polyhop.errors import GraphError
 from polyhop.graph.block import Block
+from polyhop.graph.pooled import PooledRows
 
 __all__ = ["GcnScales", "edge_weight", "gcn_scales", "mean_scale", "scale_dtype", "sum_scale"]
 
@@ -33,7 +34,7 @@ class GcnScales:
     own: Tensor | None  # [D]: weight of the destination's own row; None = no loop is added
 
 
-def scale_dtype(m: Tensor) -> torch.dtype:
+def scale_dtype(m: Tensor | PooledRows) -> torch.dtype:
     """The dtype in which rows like m are summed: float32 for 16-bit rows."""
     return torch.float32 if m.dtype in (torch.bfloat16, torch.float16) else m.dtype
 

@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from torch import Tensor, nn
 
 from polyhop.errors import ConfigError, UnsupportedError
+from polyhop.graph.aggregated import FixedAggregate
 from polyhop.graph.block import Block
 from polyhop.kernels.keys import Key
 from polyhop.nn.conv import wrap
 from polyhop.nn.layer import Layer
-from polyhop.nn.model import Model, State, act_and_drop
+from polyhop.nn.model import Model, State, act_and_drop, first_aggregate
 from polyhop.nn.modules import activation
 
 __all__ = ["Stack"]
@@ -46,6 +47,9 @@ class Stack(Model):
         self.out_channels = wrapped[-1].out_channels
         self.dropout = nn.Dropout(p=dropout)
         self.act = activation(act)
+
+    def fixed_aggregate(self) -> FixedAggregate:
+        return first_aggregate(self, Stack, self.layers[0])
 
     def layer(self, i: int, block: Block, state: State, *, key: Key | None = None) -> State:
         h: Tensor = self.layers[i](state["h"], block, key=key, site=i)

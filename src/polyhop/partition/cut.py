@@ -16,6 +16,7 @@ from polyhop.graph import (
     FeatureStore,
     Graph,
     GraphFacts,
+    MatrixFeatures,
     Part,
     SharedGraph,
     SparseFeatures,
@@ -88,8 +89,8 @@ def _edges_of(graph: Graph, own: Tensor) -> tuple[Tensor, Tensor]:
 
 def _rows_of(x: FeatureStore, own: Tensor) -> FeatureStore:
     """The own nodes' rows, stored as they are stored."""
-    if isinstance(x, DenseFeatures):
-        return DenseFeatures(x.values[own], x.scale)
+    if isinstance(x, MatrixFeatures):
+        return DenseFeatures(x.stored(own), x.scale)
     rows: Any = x.gather(own)
     return DenseFeatures(rows) if isinstance(rows, Tensor) else SparseFeatures(rows)
 

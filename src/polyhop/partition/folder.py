@@ -24,6 +24,7 @@ from torch import Tensor
 from polyhop.errors import PartitionError
 from polyhop.graph import (
     DenseFeatures,
+    DiskFeatures,
     FeatureStore,
     Graph,
     GraphFacts,
@@ -33,6 +34,7 @@ from polyhop.graph import (
     SparseRows,
     Split,
     fingerprint_graph,
+    kept_in,
 )
 from polyhop.partition.cut import cut
 from polyhop.partition.files import (
@@ -156,8 +158,11 @@ class PartitionFolder:
         """int64 [N]: new id of each of the user's nodes."""
         return self._read("new_ids.npy")
 
-    def part(self, index: int, *, mmap: bool = True) -> Part:
-        """One part, its files mapped (or read); PartitionError names a file that is missing, short or changed."""
+    def part(self, index: int, *, mmap: bool = True, features: str = "auto") -> Part:
+        """One part, its files mapped (or read); PartitionError names a file that is missing, short or changed.
+
+        ``features``: "auto" (as the other files), "memory", "mapped", or "disk" (read when asked for, in large reads).
+        """
         if not 0 <= index < self.num_parts:
             raise PartitionError(f"{self.path} has parts 0 .. {self.num_parts - 1}, asked for {index}")
         given: dict[str, Any] = {
@@ -166,7 +171,7 @@ class PartitionFolder:
         given |= {name: self._find(index, name, mmap=mmap) for name in _OPTIONAL}
         sets = [self._find(index, name, mmap=False) for name in SETS]
         split = None if sets[0] is None else Split(*(s if s is not None else given["halo"][:0] for s in sets))
-        return Part(index, self.bounds, x=self._features(index, mmap), split=split, **given)
+        return Part(index, self.bounds, x=self._features(index, mmap, features), split=split, **given)
 
     def check_ranks(self, num_ranks: int) -> None:
         """PartitionError unless so many ranks can share the parts."""
@@ -176,11 +181,15 @@ class PartitionFolder:
                 f"of ranks that divides {self.num_parts}, or partition again with --parts {num_ranks}"
             )
 
-    def for_rank(self, rank: int, num_ranks: int, *, mmap: bool = True) -> Part:
-        """What rank ``rank`` of ``num_ranks`` holds: as many neighbouring parts as come to it, as one."""
+    def for_rank(self, rank: int, num_ranks: int, *, mmap: bool = True, features: str = "auto") -> Part:
+        """What rank ``rank`` of ``num_ranks`` holds: as many neighbouring parts as come to it, as one.
+
+        Where these are several, their arrays are copied into memory, but for features on "disk".
+        """
         self.check_ranks(num_ranks)
         each = self.num_parts // num_ranks
-        parts = [self.part(p, mmap=mmap) for p in range(rank * each, (rank + 1) * each)]
+        own = range(rank * each, (rank + 1) * each)
+        parts = [self.part(p, mmap=mmap, features=features) for p in own]
         return (
             parts[0]
             if num_ranks == self.num_parts
@@ -201,9 +210,10 @@ class PartitionFolder:
             about.get("fingerprint", {"files": sorted(e["blake2b"] for e in about["files"].values())}),
         )
 
-    def share(self, rank: int, num_ranks: int, *, mmap: bool = True) -> SharedGraph:
-        """What rank ``rank`` of ``num_ranks`` holds and knows."""
-        return SharedGraph(self.for_rank(rank, num_ranks, mmap=mmap), self.facts)
+    def share(self, rank: int, num_ranks: int, *, mmap: bool = True, features: str = "auto") -> SharedGraph:
+        """What rank ``rank`` of ``num_ranks`` holds and knows; ``features``: where its rows are kept, as ``part`` says."""
+        part = self.for_rank(rank, num_ranks, mmap=mmap, features=features)
+        return SharedGraph(part, self.facts, self.path)
 
     def check_sizes(self) -> None:
         """See that every file is there and as long as it was written; PartitionError names the first that is not."""
@@ -250,17 +260,20 @@ class PartitionFolder:
         file = f"{part_name(index)}/{name}.npy"
         return self._read(file, mmap=mmap) if file in self.about["files"] else None
 
-    def _features(self, index: int, mmap: bool) -> FeatureStore | None:
+    def _features(self, index: int, mmap: bool, where: str) -> FeatureStore | None:
+        mmap = mmap if where == "auto" else where != "memory"
         values = self._find(index, "x", mmap=mmap)
         if values is not None:
-            return DenseFeatures(values, self._find(index, "x_scale", mmap=False), is_mapped=mmap)
+            file = self.path / part_name(index) / "x.npy"
+            return kept_in(DenseFeatures(values, self._find(index, "x_scale", mmap=False), mmap, file), where)
         indptr = self._find(index, "x_indptr", mmap=mmap)
         if indptr is None:
             return None
         columns, stored = (
             self._read(f"{part_name(index)}/{name}.npy", mmap=mmap) for name in ("x_columns", "x_values")
         )
-        return SparseFeatures(SparseRows(indptr, columns, stored, int(self.about["num_features"])))
+        sparse = SparseFeatures(SparseRows(indptr, columns, stored, int(self.about["num_features"])))
+        return kept_in(sparse, where)
 
 
 def _arrays(part: Part) -> Iterator[tuple[str, Tensor]]:
@@ -324,6 +337,9 @@ def _joined(parts: list[Part], index: int, bounds: Tensor) -> Part:
 
 
 def _joined_features(stores: list[FeatureStore | None]) -> FeatureStore | None:
+    on_disk = [store for store in stores if isinstance(store, DiskFeatures)]
+    if on_disk:
+        return DiskFeatures.joined(on_disk)
     dense = [store for store in stores if isinstance(store, DenseFeatures)]
     if dense:
         return DenseFeatures(torch.cat([store.values for store in dense]), dense[0].scale)

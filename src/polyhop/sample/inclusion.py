@@ -23,13 +23,16 @@ import torch
 from torch import Tensor
 
 from polyhop.graph.block import Block
-from polyhop.kernels import spmm
+from polyhop.kernels import scatter_add_rows, spmm
 
 __all__ = ["inclusion"]
 
 _CERTAIN = (
     -64.0
 )  # below every logarithm of a miss that is not minus infinity, and finite: infinity times 0 is NaN
+
+_MOST_TURNED = 1 << 24  # edges turned round in memory, 8 bytes each: those of mapped files may be too many
+_PIECE = 1 << 20  # edges looked at together where they are
 
 
 def inclusion(
@@ -47,7 +50,6 @@ def inclusion(
     into sums over all edges of its destinations [n, K]: where sources belong to other parts, it sends theirs home.
     ``is_symmetric``: every edge of the graph has its reverse.
     """
-    edges = block.transposed()
     degree = block.drawn.double().clamp(min=1)
     found = [start.double()]
     # For each hop so far: (became known then [n, K], has missed a given in-edge ever since [n, 1]).
@@ -64,8 +66,26 @@ def inclusion(
         if is_symmetric and len(draws) > 1:
             in_vain = torch.stack(draws[1:]).sum(0) / total.clamp(min=1e-12)
         both = torch.cat([missed, in_vain], dim=1)
-        sums, vain = fold_back(spmm(edges.indptr, edges.indices, both, num_src=block.num_dst)).chunk(2, dim=1)
+        sums, vain = fold_back(_to_sources(block, both)).chunk(2, dim=1)
         sums = torch.minimum(sums + reach * vain, torch.zeros_like(sums)) if is_symmetric else sums
         reach, total = -missed.clamp(min=_CERTAIN), -sums
         found.append(torch.maximum(found[-1], 1 - (1 - found[0]) * torch.exp(sums)))
     return found
+
+
+def _to_sources(block: Block, rows: Tensor) -> Tensor:
+    """[S, C]: for every source of the block, the sum of the rows [D, C] of its edges' destinations."""
+    if block.num_edges <= _MOST_TURNED:
+        edges = block.transposed()
+        return spmm(edges.indptr, edges.indices, rows, num_src=block.num_dst)
+    sums, start = rows.new_zeros(block.num_src, rows.shape[1]), 0
+    while start < block.num_dst:
+        first = int(block.indptr[start])
+        stop = int(torch.searchsorted(block.indptr, first + _PIECE, right=True)) - 1
+        stop = min(max(stop, start + 1), block.num_dst)
+        lengths = block.indptr[start : stop + 1].diff()
+        readers = torch.repeat_interleave(torch.arange(start, stop), lengths)
+        sources = block.indices[first : int(block.indptr[stop])].long()
+        scatter_add_rows(sums, sources, rows.index_select(0, readers))
+        start = stop
+    return sums

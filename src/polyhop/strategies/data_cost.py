@@ -19,9 +19,19 @@ from polyhop.comm import Cost
 from polyhop.comm.collective import slices
 from polyhop.exchange import RowFormat
 from polyhop.sample import MiniBatch
+from polyhop.sample.part import window_rows
 from polyhop.sample.wire import Wire
 
-__all__ = ["Facts", "account", "account_gradients", "estimate"]
+__all__ = [
+    "Facts",
+    "account",
+    "account_gradients",
+    "account_hops",
+    "account_rows",
+    "estimate",
+    "estimate_hops",
+    "estimate_rows",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,28 +86,58 @@ def account(
     int64 [P + 1] say who owns what. ``cached[r]``: new ids that rank r keeps. ``row_lengths`` int64 [N], by the user's
     ids: values of each sparse row.
     """
-    found, peers = _Sum(), [q for q in range(len(batches)) if q != rank]
-    wanted = [_wanted(batch, num_neighbors, new_ids) for batch in batches]
+    windows = [[batch] for batch in batches]
+    ids = [new_ids[batch.input_ids] for batch in batches]
+    if cached is not None:
+        ids = [mine[~torch.isin(mine, kept)] for mine, kept in zip(ids, cached, strict=True)]
+    sampled = account_hops(windows, new_ids, bounds, wire, num_neighbors, rank)
+    return sampled + account_rows(ids, new_ids, bounds, wire, layout, rank, row_lengths=row_lengths)
+
+
+def account_hops(
+    windows: Sequence[Sequence[MiniBatch]],
+    new_ids: Tensor,
+    bounds: Tensor,
+    wire: Wire,
+    num_neighbors: Sequence[int],
+    rank: int,
+) -> Cost:
+    """What ``rank`` sends to sample a window, ``windows[r]`` being rank r's mini-batches: of one step, or of several."""
+    found, peers = _Sum(), [q for q in range(len(windows)) if q != rank]
+    wanted = [[_wanted(batch, num_neighbors, new_ids) for batch in window] for window in windows]
     for hop in range(1, len(num_neighbors)):
         _sizes(found, peers, 2)
         for q in peers:
-            mine, theirs = wanted[rank][hop], wanted[q][hop]
-            asked = _of(mine.ids, bounds, q)
-            found.add("ids", wire.request_bytes(mine.ids[asked].sort().values - bounds[q]))
-            lent = _of(theirs.ids, bounds, rank)
-            edges = int(theirs.drawn[lent].sum())
-            count = int(lent.sum())
+            asked = [
+                of[hop].ids[_of(of[hop].ids, bounds, q)].sort().values - bounds[q] for of in wanted[rank]
+            ]
+            found.add("ids", wire.request_bytes(window_rows(asked, int(bounds[q + 1] - bounds[q]))))
+            count = edges = 0
+            for of in wanted[q]:
+                lent = _of(of[hop].ids, bounds, rank)
+                count, edges = count + int(lent.sum()), edges + int(of[hop].drawn[lent].sum())
             found.add("ids", wire.reply_bytes(count, edges, num_neighbors[hop]) if count else 0)
+    return found.cost()
+
+
+def account_rows(
+    ids: Sequence[Tensor],
+    new_ids: Tensor,
+    bounds: Tensor,
+    wire: Wire,
+    layout: RowFormat,
+    rank: int,
+    *,
+    row_lengths: Tensor | None = None,
+) -> Cost:
+    """What ``rank`` sends when every rank r fetches the distinct nodes ``ids[r]`` (int64, new ids)."""
+    found, peers = _Sum(), [q for q in range(len(ids)) if q != rank]
     _sizes(found, peers, 1 if layout.row_bytes is not None else 2)
     for q in peers:
-        mine_ids, their_ids = new_ids[batches[rank].input_ids], new_ids[batches[q].input_ids]
-        if cached is not None:
-            mine_ids = mine_ids[~torch.isin(mine_ids, cached[rank])]
-            their_ids = their_ids[~torch.isin(their_ids, cached[q])]
-        asked_ids = mine_ids[_of(mine_ids, bounds, q)].sort().values - bounds[q]
-        found.add("ids", wire.request_bytes(asked_ids))
-        lent = _of(their_ids, bounds, rank)
-        found.add("features", _row_bytes(their_ids[lent], layout, new_ids, row_lengths))
+        asked = ids[rank][_of(ids[rank], bounds, q)].sort().values - bounds[q]
+        found.add("ids", wire.request_bytes(asked))
+        lent = ids[q][_of(ids[q], bounds, rank)]
+        found.add("features", _row_bytes(lent, layout, new_ids, row_lengths))
     return found.cost()
 
 
@@ -149,8 +189,14 @@ def account_gradients(bucket_sizes: Sequence[int], value_bytes: int, num_ranks: 
 
 def estimate(facts: Facts, rank: int) -> Cost:
     """What ``rank`` is expected to send in one step, from probabilities alone."""
-    num_ranks = len(facts.likely)
-    peers = [q for q in range(num_ranks) if q != rank]
+    gradients = account_gradients(facts.bucket_sizes, facts.value_bytes, len(facts.likely), rank)
+    rows = [_fetched(facts, q) for q in range(len(facts.likely))]
+    return estimate_hops(facts, rank) + estimate_rows(facts, rows, rank) + gradients
+
+
+def estimate_hops(facts: Facts, rank: int, num_batches: int = 1) -> Cost:
+    """To sample a window of so many mini-batches."""
+    peers = [q for q in range(len(facts.likely)) if q != rank]
     found = _Sum()
     is_mine = facts.owner == rank
     for hop in range(1, len(facts.num_neighbors)):
@@ -159,18 +205,26 @@ def estimate(facts: Facts, rank: int) -> Cost:
         drawn = degree if fanout < 0 else degree.clamp(max=fanout)
         _sizes(found, peers, 2)
         for q in peers:
-            found.add("ids", _request_bytes(facts.likely[rank][hop], facts.owner == q, facts.wire))
+            asked = _request_bytes(facts.likely[rank][hop], facts.owner == q, facts.wire)
+            found.add("ids", num_batches * asked)
             lent = facts.likely[q][hop] * is_mine
             count, edges = float(lent.sum()), float((lent * drawn).sum())
-            found.add("ids", count * facts.wire.count_dtype(fanout).itemsize + edges * facts.wire.edge_bytes)
+            reply = count * facts.wire.count_dtype(fanout).itemsize + edges * facts.wire.edge_bytes
+            found.add("ids", num_batches * reply)
+    return found.cost()
+
+
+def estimate_rows(facts: Facts, fetched: Sequence[Tensor], rank: int) -> Cost:
+    """To fetch the nodes that rank q fetches with probability ``fetched[q]`` (float64 [N])."""
+    peers = [q for q in range(len(facts.likely)) if q != rank]
+    found = _Sum()
     _sizes(found, peers, 1)
     row_bytes = facts.layout.row_bytes
     assert row_bytes is not None, "sparse rows have no width to estimate from"
     for q in peers:
-        mine, theirs = _fetched(facts, rank), _fetched(facts, q)
-        found.add("ids", _request_bytes(mine, facts.owner == q, facts.wire))
-        found.add("features", float((theirs * is_mine).sum()) * row_bytes)
-    return found.cost() + account_gradients(facts.bucket_sizes, facts.value_bytes, num_ranks, rank)
+        found.add("ids", _request_bytes(fetched[rank], facts.owner == q, facts.wire))
+        found.add("features", float((fetched[q] * (facts.owner == rank)).sum()) * row_bytes)
+    return found.cost()
 
 
 def _fetched(facts: Facts, rank: int) -> Tensor:

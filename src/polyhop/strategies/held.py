@@ -14,7 +14,7 @@ from torch import Tensor
 
 from polyhop.comm import Collective
 from polyhop.exchange import Halo, RowFetch
-from polyhop.graph import Block, FeatureStore, SharedGraph, SparseFeatures, SparseRows
+from polyhop.graph import Block, FeatureStore, Part, SharedGraph, SparseFeatures, SparseRows
 from polyhop.nn.rows import Rows
 from polyhop.strategies.step import Placement
 
@@ -26,21 +26,28 @@ class HeldPart:
 
     def __init__(self, graph: SharedGraph, placement: Placement, line: Collective, fetch: RowFetch) -> None:
         self.graph, self.placement, self.line, self._fetch = graph, placement, line, fetch
-        self.halo = Halo(graph.part, line)
+        self._halo = Halo(graph.part, line) if isinstance(graph.part, Part) else None
         self._features: FeatureStore | None = None
+
+    @property
+    def halo(self) -> Halo:
+        if self._halo is None:
+            self.graph.stored("evaluation")
+        assert self._halo is not None
+        return self._halo
 
     @property
     def features(self) -> FeatureStore:
         """Input rows of own nodes and halo [S, F]; the halo's are fetched once."""
         if self._features is None:  # not a cached_property: its lock is the class's, and ranks may be threads
-            fetched = self._fetch.fetch(self.line, self.graph.part.halo).x
+            fetched = self._fetch.fetch(self.line, self.graph.stored("evaluation").halo).x
             self._features = _PartFeatures(self._fetch, self.graph.part.num_nodes, fetched)
         return self._features
 
     @cached_property
     def host_block(self) -> Block:
         """All in-edges of the own nodes, in memory beside the part."""
-        block = self.graph.part.block()
+        block = self.graph.stored("evaluation").block()
         if block.edge_weight is not None and block.edge_weight.dtype != self.placement.dtype:
             block = replace(block, edge_weight=block.edge_weight.to(self.placement.dtype), _cache={})
         return block
@@ -66,7 +73,7 @@ class _PartFeatures:
 
     fetch: RowFetch
     num_own: int
-    halo: Rows
+    halo: Tensor | SparseRows
 
     @property
     def num_rows(self) -> int:
@@ -76,10 +83,10 @@ class _PartFeatures:
     def num_features(self) -> int:
         return int(self.halo.shape[1])
 
-    def all(self) -> Rows:
+    def all(self) -> Tensor | SparseRows:
         return _joined(self.fetch.own(torch.arange(self.num_own)), self.halo)
 
-    def gather(self, ids: Tensor) -> Rows:
+    def gather(self, ids: Tensor) -> Tensor | SparseRows:
         is_own = ids < self.num_own
         own, halo = ids[is_own], ids[~is_own] - self.num_own
         if isinstance(self.halo, SparseRows):
@@ -96,7 +103,7 @@ class _PartFeatures:
         return out
 
 
-def _joined(a: Rows, b: Rows) -> Rows:
+def _joined(a: Tensor | SparseRows, b: Tensor | SparseRows) -> Tensor | SparseRows:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return torch.cat([a, b])
     assert isinstance(a, SparseRows)

@@ -10,15 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from polyhop.errors import ConfigError, UnsupportedError
 from polyhop.graph import DenseFeatures, Graph
+from polyhop.graph.aggregated import AggregatedRows
 from polyhop.kernels.keys import Key
 from polyhop.nn.model import Model
+from polyhop.nn.rows import Rows
 from polyhop.sample import Loaded, NeighborLoader
+from polyhop.strategies.inputs import AggregatedInputs, aggregated_inputs
 from polyhop.strategies.step import Loss, Step, Team, WholeGraph, as_layered, forward_of
 from polyhop.trace import NO_TRACE, Trace
 
@@ -37,6 +41,8 @@ class Config:
     num_workers: int = 1
     prefetch: int = 2
     seed: int = 0
+    aggregate_inputs: bool = False  # sums of the first layer stored once: one hop less
+    spill_dir: str | Path | None = None
 
 
 def build(
@@ -72,20 +78,26 @@ def build(
             f"num_neighbors={list(config.num_neighbors)} has {len(config.num_neighbors)} fan-outs, the model has "
             f"{layered.num_layers} layers: give one per layer, from the seeds outward"
         )
+    graph, fan_outs, inputs = whole.graph, config.num_neighbors, None
+    if config.aggregate_inputs:
+        dtype = whole.placement.dtype
+        inputs = aggregated_inputs(model, graph, fan_outs, dtype, spill_dir=config.spill_dir)
+        assert isinstance(inputs.graph, Graph)
+        graph, fan_outs = inputs.graph, inputs.num_neighbors
     loader = NeighborLoader(
-        whole.graph,
-        config.num_neighbors,
+        graph,
+        fan_outs,
         train_ids,
         config.batch_size,
         shuffle=True,
         seed=config.seed,
         num_workers=config.num_workers,
         prefetch=config.prefetch,
-        in_place=_reads_pool(model, whole),
+        in_place=inputs is None and _reads_pool(model, whole),
         method=config.sampler,
         trace=trace,
     )
-    return _MiniBatch(model, loader, whole, loss, terms_per_row)
+    return _MiniBatch(model, loader, whole, loss, terms_per_row, inputs)
 
 
 def _reads_pool(model: nn.Module, whole: WholeGraph) -> bool:
@@ -143,9 +155,16 @@ class _FullGraph(_Stateless):
 
 class _MiniBatch(_Stateless):
     def __init__(
-        self, model: nn.Module, loader: NeighborLoader, whole: WholeGraph, loss: Loss, terms_per_row: int
+        self,
+        model: nn.Module,
+        loader: NeighborLoader,
+        whole: WholeGraph,
+        loss: Loss,
+        terms_per_row: int,
+        inputs: AggregatedInputs | None = None,
     ) -> None:
         self._forward, self._loader, self._loss = forward_of(model), loader, loss
+        self._inputs, self.notes = inputs, [] if inputs is None else [inputs.note]
         self._placement, self._terms_per_row = whole.placement, terms_per_row
 
     @property
@@ -160,8 +179,11 @@ class _MiniBatch(_Stateless):
         assert batch.y is not None, "the trainer checks that labels are there"
         x = self._placement.rows(batch.x)
         blocks = tuple(self._placement.block(block) for block in batch.batch.blocks)
+        rows: Rows | AggregatedRows = x
+        if self._inputs is not None:
+            rows, blocks = self._inputs.first(x, blocks)
         with self._placement.context():
-            logits = self._forward(x, blocks, key)
+            logits = self._forward(rows, blocks, key)
         y = batch.y.to(self._placement.device)
         loss = self._loss(logits, y) / (y.shape[0] * self._terms_per_row)
         loss.backward()  # type: ignore[no-untyped-call]

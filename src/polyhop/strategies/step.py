@@ -11,17 +11,18 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, overload
 
 import torch
 from torch import Tensor, nn
 
 from polyhop.comm import Collective
 from polyhop.errors import ConfigError, UnsupportedError, unknown
-from polyhop.graph import Block, FeatureStore, Graph, SparseRows
+from polyhop.graph import Block, FeatureStore, Graph, PooledRows, SparseRows
 from polyhop.kernels.keys import Key
 from polyhop.nn.layer import Layer
-from polyhop.nn.rows import Rows
+from polyhop.nn.model import Model
+from polyhop.nn.rows import Rows, gathered
 from polyhop.sample import full_block
 
 __all__ = [
@@ -40,8 +41,8 @@ __all__ = [
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(logits [n, C], labels of the same rows) -> scalar: the loss *summed* over the rows."""
 
-Forward = Callable[[Rows, Any, Key | None], Tensor]
-"""(input rows, a Block or one Block per layer, random key) -> logits of the last destinations [D, C]."""
+Forward = Callable[[Any, Any, Key | None], Tensor]
+"""(input rows or aggregated ones, a Block or one per layer, random key) -> logits of the last destinations [D, C]."""
 
 
 class Step(Protocol):
@@ -113,11 +114,37 @@ class Placement:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.autocast)
 
+    @overload
+    def rows(self, x: Tensor | SparseRows) -> Tensor | SparseRows: ...
+
+    @overload
+    def rows(self, x: Rows) -> Rows: ...
+
     def rows(self, x: Rows) -> Rows:
         """Input rows on the device, in the input format."""
         if isinstance(x, SparseRows):
             return replace(x.to(self.device), values=x.values.to(self.device, self.dtype))
+        if isinstance(x, PooledRows):
+            if not self._fits(x):
+                raise UnsupportedError(
+                    f"rows in two places are {x.dtype} on {x.device}, computing is in {self.dtype} on {self.device}: "
+                    "gather them first (Placement.pooled)"
+                )
+            return x
         return x.to(self.device, self.dtype)
+
+    def pooled(self, x: Rows, block: Block) -> tuple[Rows, Block]:
+        """``rows`` for any input rows, and the block that goes with them.
+
+        Rows in two places are left where they are if that is where, and how, computing happens; else those that the block
+        reads are gathered there, and the block points into no pool any more.
+        """
+        if isinstance(x, PooledRows) and not self._fits(x):
+            x, block = gathered(x, block)
+        return self.rows(x), block
+
+    def _fits(self, x: PooledRows) -> bool:
+        return x.dtype == self.dtype and x.device == self.device
 
     def block(self, block: Block) -> Block:
         """A block on the device, its weights in the input format (their sums stay in double)."""
@@ -196,8 +223,10 @@ def forward_of(model: nn.Module) -> Forward:
     Models of ``polyhop.nn`` take Blocks and a key. A plain module ``forward(x, edge_index[, edge_weight])`` gets the full
     graph: as a Block where all its graph layers are ours (they take one, and it is faster), else as int64 [2, E].
     """
-    if as_layered(model) is not None:
+    if isinstance(model, Model) and type(model).forward is Model.forward:
         return lambda x, blocks, key: cast(Tensor, model(x, blocks, key=key))
+    if as_layered(model) is not None:
+        return lambda x, blocks, key: cast(Tensor, model(*_together(x, blocks), key=key))
     takes_block = _has_only_our_layers(model)
     takes_weight = "edge_weight" in inspect.signature(model.forward).parameters
     seen: dict[str, Any] = {}  # the last block and rows, and what was made of them
@@ -208,6 +237,7 @@ def forward_of(model: nn.Module) -> Forward:
                 f"{type(model).__name__} has no begin/layer/finish, so it cannot train on sampled neighbours: "
                 "build it from polyhop.nn (for instance polyhop.nn.Stack) or train on the full graph (num_neighbors=None)"
             )
+        x, block = _together(x, block)
         if takes_block:
             logits: Tensor = model(x, block)
             return logits
@@ -219,6 +249,16 @@ def forward_of(model: nn.Module) -> Forward:
         return logits
 
     return call
+
+
+def _together(x: Any, blocks: Any) -> tuple[Any, Any]:
+    """Rows in two places brought together, for a model that may do anything with its input."""
+    if not isinstance(x, PooledRows):
+        return x, blocks
+    if isinstance(blocks, Block):
+        return gathered(x, blocks)
+    x, first = gathered(x, blocks[0])
+    return x, (first, *blocks[1:])
 
 
 def _has_only_our_layers(model: nn.Module) -> bool:

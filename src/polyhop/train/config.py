@@ -20,11 +20,13 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "sampler": ("uniform", "labor"),
     "metric": ("accuracy", "f1_micro", "roc_auc"),
     "feature_dtype": ("auto", "float32", "bfloat16", "int8"),
+    "feature_store": ("auto", "memory", "mapped", "disk"),
     "progress": ("auto", "rich", "plain", "json", "none"),
 }
 _FREE_ON_RESUME = {
     *("max_epochs", "device", "run_dir", "resume", "checkpoint_every", "keep_checkpoints", "progress"),
-    *("callbacks", "num_workers", "prefetch", "memory", "spill_dir", "cache", "per_minibatch_rpc"),
+    *("callbacks", "num_workers", "prefetch", "memory", "spill_dir", "cache", "per_minibatch_rpc", "delta"),
+    "feature_store",
 }
 _ENDING_SCHEDULES = ("cosine", "linear")  # their course depends on max_epochs
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -61,8 +63,19 @@ class Config:
     patience: int | None = None  # evaluations without a better validation metric before stopping
     metric: str | None = None  # accuracy | roc_auc | f1_micro; None = the graph's own
     feature_dtype: str = "auto"  # of rows sent between ranks: auto (as stored) | float32 | bfloat16 | int8
+    feature_store: str = "auto"  # of input rows: auto (as opened) | memory | mapped | disk
     cache: int | str | None = None  # bytes of other ranks' rows that each rank keeps; None = none
     per_minibatch_rpc: bool = False  # the DistDGL-like baseline of strategy "data"
+    aggregate_inputs: bool = (
+        False  # the first layer's sums over all neighbours, stored once: the last fan-out is not used
+    )
+    macro: int | str = (
+        "auto"  # mini-batches of a window of strategy "macro"; "auto" = chosen from what is measured
+    )
+    delta: bool = True  # windows keep rows for later ones
+    share_variates: bool = (
+        False  # LABOR with the same variates all over a window: fewer rows, dependent steps
+    )
     seed: int = 0
     device: str = "auto"
     run_dir: str | Path | None = None  # None = write nothing; "auto" = runs/<date>-<graph>-<model>
@@ -70,7 +83,9 @@ class Config:
     checkpoint_every: int | None = None  # steps; None = about once a minute; always at the end and on SIGTERM
     keep_checkpoints: int = 2  # newest ones kept, besides the best
     progress: str = "auto"  # auto | rich | plain | json | none
-    memory: int | str | None = None  # bytes of working memory of evaluation and prediction; None = 2GiB
+    memory: int | str | None = (
+        None  # bytes of working memory of evaluation, prediction and windows; None = 2GiB
+    )
     spill_dir: str | Path | None = None  # folder for hidden rows (memory-mapped) beyond `memory`
     callbacks: Sequence[Callback] = ()
 
@@ -100,12 +115,19 @@ class Config:
         for name in ("weight_decay", "momentum"):
             _require(self, name, float, lambda v: 0 <= v < float("inf"), "a number of at least 0")
         _require(self, "decay", float, lambda v: 0 < v <= 1, "a number in (0, 1]")
+        if self.macro != "auto":
+            _require(self, "macro", int, lambda v: v >= 1, "a whole number of at least 1, or 'auto'")
         if self.memory is not None:
             parse_bytes(self.memory)
         if self.cache is not None:
             parse_bytes(self.cache, "cache")
 
     def _check_combinations(self) -> None:
+        if self.aggregate_inputs and self.num_neighbors is None:
+            raise ConfigError(
+                "aggregate_inputs saves the innermost hop of sampling, and training on the full graph samples none: give "
+                "one fan-out per layer, such as num_neighbors=[15, 10] (--fanout 15,10)"
+            )
         if self.schedule == "step" and self.decay_every is None:
             raise ConfigError("schedule='step' needs decay_every=EPOCHS, the number of epochs between drops")
         if self.resume == "auto" and self.run_dir is None:
@@ -123,6 +145,10 @@ class Config:
             )
 
     @property
+    def memory_bytes(self) -> int | None:
+        return None if self.memory is None else parse_bytes(self.memory)
+
+    @property
     def cache_bytes(self) -> int:
         return 0 if self.cache is None else parse_bytes(self.cache, "cache")
 
@@ -133,6 +159,7 @@ class Config:
     def fingerprint(self) -> dict[str, Any]:
         """The options that decide the weights: a continuation must agree in all of them."""
         free = _FREE_ON_RESUME - ({"max_epochs"} if self.schedule in _ENDING_SCHEDULES else set())
+        free = free if self.share_variates else free | {"macro"}
         return {name: value for name, value in self.resolved().items() if name not in free}
 
 

@@ -32,9 +32,10 @@ def first_lines(
         if num_neighbors is None
         else f"mini-batches, fan-outs {', '.join(map(str, num_neighbors))}"
     )
+    about = f"  ({graph.facts.note})" if isinstance(graph, SharedGraph) and graph.facts.note else ""
     lines = {
         "data": f"{graph.name}  {graph.num_nodes:,} nodes  {graph.num_edges:,} edges  "
-        f"{graph.num_features:,} features  {graph.num_classes} classes",
+        f"{graph.num_features:,} features  {graph.num_classes} classes{about}",
         "machine": _machine(placement),
         "kernels": _kernels(placement),
         "model": f"{type(model).__name__}  {weights:,} weights  {_format(placement)}",

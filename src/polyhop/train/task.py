@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from polyhop.errors import ConfigError, unknown
-from polyhop.graph import Graph, SharedGraph
+from polyhop.graph import Graph, Labels, SharedGraph
 from polyhop.strategies import Loss
 
 __all__ = ["Metric", "Task", "check_model"]
@@ -27,7 +26,7 @@ SPLITS = ("train", "val", "test")
 class Task:
     """Node classification on one graph: single-label (y int64 [N]) or multi-label (y float [N, C])."""
 
-    y: Tensor
+    y: Labels
     loss: Loss  # summed over rows
     terms_per_row: int  # what one row adds to the count that the sum is divided by
     metric: str
@@ -52,8 +51,8 @@ class Task:
         name = metric or graph.metric
         if name not in metrics:
             raise ConfigError(unknown("metric", name, metrics))
-        is_labelled = torch.ones(len(graph.y), dtype=torch.bool) if graph.is_multilabel else graph.y >= 0
-        ids = {split: _labelled(getattr(graph.split, split), is_labelled) for split in SPLITS}
+        sets = {split: getattr(graph.split, split) for split in SPLITS}
+        ids = sets if graph.is_multilabel else {split: ids[graph.y[ids] >= 0] for split, ids in sets.items()}
         terms = graph.y.shape[1] if graph.is_multilabel else 1
         countable = None if counts is None else counts.get(name)
         return cls(graph.y, losses[graph.is_multilabel], terms, name, metrics[name], ids, countable)
@@ -65,10 +64,6 @@ class Task:
                 "the train set is empty: no node is both in the train split and labelled (label -1 = none)"
             )
         return self.ids["train"]
-
-
-def _labelled(ids: Tensor, is_labelled: Tensor) -> Tensor:
-    return ids[is_labelled[ids]]
 
 
 def check_model(model: nn.Module, graph: Graph | SharedGraph) -> None:

@@ -20,7 +20,7 @@ from polyhop.errors import UnsupportedError
 from polyhop.graph.block import Block
 from polyhop.kernels import attention
 from polyhop.nn.layer import Layer, refuse_options
-from polyhop.nn.rows import Rows, linear, linear_add
+from polyhop.nn.rows import Messages, Rows, linear, linear_add
 
 __all__ = ["GATConv"]
 
@@ -90,14 +90,16 @@ class GATConv(Layer):
     def transform(self, h: Rows, map_first: bool) -> Tensor:
         return linear(h, self.lin.weight)
 
-    def edge(self, block: Block, m: Tensor) -> tuple[Tensor, Tensor]:
+    def edge(self, block: Block, m: Messages) -> tuple[Tensor, Tensor]:
         """(a_src [S, H], a_dst [D, H]): the two halves of the score, by one thin product over m."""
+        assert isinstance(m, Tensor), "rows are always mapped first"
         both = torch.cat([_spread(self.att_src), _spread(self.att_dst)], dim=1).to(m.dtype)
         scores = m @ both
         start = block.dst_start
         return scores[:, : self.heads], scores[start : start + block.num_dst, self.heads :]
 
-    def aggregate(self, block: Block, m: Tensor, e: Any, key: int | None = None) -> Tensor:
+    def aggregate(self, block: Block, m: Messages, e: Any, key: int | None = None) -> Tensor:
+        assert isinstance(m, Tensor), "rows are always mapped first"
         a_src, a_dst = e
         return attention(
             block,

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from polyhop.errors import ConfigError
+from polyhop.graph.aggregated import FixedAggregate
 from polyhop.graph.block import Block
+from polyhop.graph.features import SparseRows
 from polyhop.kernels import aggregate
-from polyhop.nn.layer import Layer, refuse_options
-from polyhop.nn.rows import Rows, linear
+from polyhop.nn.layer import Layer, refuse_changed, refuse_options
+from polyhop.nn.rows import Messages, Rows, linear
 from polyhop.nn.scale import edge_weight, gcn_scales, scale_dtype, sum_scale
 
 __all__ = ["GCNConv"]
@@ -28,6 +30,7 @@ class GCNConv(Layer):
     ``normalize``. Stored loops keep their weight. ``improved`` (added loops weigh 2) acts on weighted edges only, as in PyG.
     """
 
+    reads_pooled = True
     gives_own = True
 
     def __init__(
@@ -60,13 +63,19 @@ class GCNConv(Layer):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
-    def transform(self, h: Rows, map_first: bool) -> Tensor:
+    def transform(self, h: Rows, map_first: bool) -> Messages:
         if map_first:
             return linear(h, self.lin.weight)
-        assert isinstance(h, Tensor), "sparse rows are always mapped first"
+        assert not isinstance(h, SparseRows), "sparse rows are always mapped first"
         return h
 
-    def aggregate(self, block: Block, m: Tensor, e: Any, key: int | None = None) -> Tensor:
+    def fixed_aggregate(self) -> FixedAggregate:
+        refuse_changed(self, GCNConv, ("transform", "edge", "aggregate", "forward"))
+        given = {"plain": not self.normalize, "loopless": not self.add_self_loops, "improved": self.improved}
+        name = "-".join(["gcn", *(word for word, is_so in given.items() if is_so)])
+        return FixedAggregate(name, False, lambda block, x: self.aggregate(block, x, None))
+
+    def aggregate(self, block: Block, m: Messages, e: Any, key: int | None = None) -> Tensor:
         dtype = scale_dtype(m)
         weight = edge_weight(block, dtype)
         if not self.normalize:

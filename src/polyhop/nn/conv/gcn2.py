@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from polyhop.errors import ConfigError, InputError
 from polyhop.graph.block import Block
+from polyhop.graph.features import SparseRows
 from polyhop.kernels import aggregate
 from polyhop.kernels.keys import Key
 from polyhop.nn.layer import Layer, refuse_options
-from polyhop.nn.rows import Rows
+from polyhop.nn.rows import Messages, Rows
 from polyhop.nn.scale import edge_weight, gcn_scales, scale_dtype, sum_scale
 
 __all__ = ["GCN2Conv"]
@@ -30,6 +31,7 @@ class GCN2Conv(Layer):
     """
 
     takes_carried = True
+    reads_pooled = True
 
     def __init__(
         self,
@@ -88,12 +90,12 @@ class GCN2Conv(Layer):
     def map_first(self, block: Block, input_grad: bool) -> bool:
         return False  # square map, and the identity part needs the aggregated rows as they are
 
-    def transform(self, h: Rows, map_first: bool) -> Tensor:
-        if not isinstance(h, Tensor):
+    def transform(self, h: Rows, map_first: bool) -> Messages:
+        if isinstance(h, SparseRows):
             raise InputError("GCN2Conv: needs dense rows; GCNII maps sparse features by a linear layer first")
         return h
 
-    def aggregate(self, block: Block, m: Tensor, e: Any, key: int | None = None) -> Tensor:
+    def aggregate(self, block: Block, m: Messages, e: Any, key: int | None = None) -> Tensor:
         dtype = scale_dtype(m)
         weight = edge_weight(block, dtype)
         if not self.normalize:

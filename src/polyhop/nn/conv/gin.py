@@ -13,12 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from polyhop.errors import UnsupportedError
+from polyhop.graph.aggregated import AggregatedRows, FixedAggregate
 from polyhop.graph.block import Block
 from polyhop.graph.features import SparseRows
 from polyhop.kernels import aggregate
-from polyhop.nn.layer import Layer, cheaper_to_map_first, refuse_options
+from polyhop.nn.layer import Layer, cheaper_to_map_first, refuse_changed, refuse_options
 from polyhop.nn.modules import MLP
-from polyhop.nn.rows import Rows, linear, own_rows
+from polyhop.nn.rows import Messages, Rows, linear, own_rows
 from polyhop.nn.scale import scale_dtype, sum_scale
 
 __all__ = ["GINConv"]
@@ -31,6 +32,7 @@ class GINConv(Layer):
     ``torch.nn.Sequential`` or ``polyhop.nn.MLP`` that begins with a linear map allows sparse rows and the cheaper order.
     """
 
+    reads_pooled = True
     eps: Tensor
 
     def __init__(self, nn: nn.Module, eps: float = 0.0, train_eps: bool = False, **kwargs: Any) -> None:
@@ -60,7 +62,7 @@ class GINConv(Layer):
         width_out, width_in = first.weight.shape
         return cheaper_to_map_first(block, int(width_in), int(width_out), input_grad)
 
-    def transform(self, h: Rows, map_first: bool) -> Tensor:
+    def transform(self, h: Rows, map_first: bool) -> Messages:
         first = _first_linear(self.nn)
         if map_first and first is not None:
             return linear(h, first.weight)
@@ -70,12 +72,24 @@ class GINConv(Layer):
             )
         return h
 
-    def aggregate(self, block: Block, m: Tensor, e: Any, key: int | None = None) -> Tensor:
+    def fixed_aggregate(self) -> FixedAggregate:
+        refuse_changed(self, GINConv, ("transform", "edge", "aggregate", "update", "forward"))
+
+        def sums(block: Block, x: Tensor) -> Tensor:
+            return aggregate(block, x, dst_scale=sum_scale(block, scale_dtype(x)))
+
+        return FixedAggregate("sum", True, sums)
+
+    def update_aggregated(self, rows: AggregatedRows) -> Tensor:
+        assert rows.own is not None, "the layer has checked it"
+        return _call(self.nn, rows.z + (1 + self.eps).to(rows.dtype) * rows.own)
+
+    def aggregate(self, block: Block, m: Messages, e: Any, key: int | None = None) -> Tensor:
         dtype = scale_dtype(m)
         scale = sum_scale(block, dtype)
         if self.eps.requires_grad and torch.is_grad_enabled():
             m_all, own = own_rows(m, block)
-            assert isinstance(m_all, Tensor)
+            assert not isinstance(m_all, SparseRows)
             assert isinstance(own, Tensor)
             return aggregate(block, m_all, dst_scale=scale) + (1 + self.eps).to(own.dtype) * own
         own_scale = (1 + self.eps.detach()).to(dtype).expand(block.num_dst).contiguous()

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyhop.errors import UnsupportedError
+from polyhop.graph.aggregated import FixedAggregate
 from polyhop.graph.block import Block
 from polyhop.graph.features import SparseRows
 from polyhop.kernels import aggregate
-from polyhop.nn.layer import Layer, refuse_options
-from polyhop.nn.rows import Rows, linear, linear_add
+from polyhop.nn.layer import Layer, refuse_changed, refuse_options
+from polyhop.nn.rows import Messages, Rows, linear, linear_add
 from polyhop.nn.scale import mean_scale, scale_dtype, sum_scale
 
 __all__ = ["SAGEConv"]
@@ -33,6 +34,7 @@ class SAGEConv(Layer):
     maximum is over the drawn edges. ``max`` runs on plain torch and makes one row per edge.
     """
 
+    reads_pooled = True
     gives_own = True
 
     def __init__(
@@ -71,14 +73,14 @@ class SAGEConv(Layer):
             child.reset_parameters()
 
     def map_first(self, block: Block, input_grad: bool) -> bool:
-        # A projection already makes messages dense and non-linear, a maximum does not commute with a product.
-        return self._commutes and super().map_first(block, input_grad)
+        # A projection is a map of every source already; a maximum does not commute with a product.
+        return self.project or (self._commutes and super().map_first(block, input_grad))
 
     @property
     def _commutes(self) -> bool:
         return self.aggr != "max" and not self.project
 
-    def transform(self, h: Rows, map_first: bool) -> Tensor:
+    def transform(self, h: Rows, map_first: bool) -> Messages:
         if self.project:
             return linear(h, self.lin.weight, self.lin.bias).relu()
         if map_first and self._commutes:
@@ -89,7 +91,19 @@ class SAGEConv(Layer):
             )
         return h
 
-    def aggregate(self, block: Block, m: Tensor, e: Any, key: int | None = None) -> Tensor:
+    def fixed_aggregate(self) -> FixedAggregate:
+        refuse_changed(self, SAGEConv, ("transform", "edge", "aggregate", "forward"))
+        if not self._commutes:
+            reason = (
+                "project=True maps inputs by learnt weights before they are summed"
+                if self.project
+                else "aggr='max' takes a maximum over the drawn neighbours, which is no sum; use 'mean' or 'sum'"
+            )
+            raise UnsupportedError(f"SAGEConv: aggregated inputs are not possible: {reason}")
+        name = ("mean" if self.aggr == "mean" else "sum") + ("" if self.root_weight else "-alone")
+        return FixedAggregate(name, self.root_weight, lambda block, x: self.aggregate(block, x, None))
+
+    def aggregate(self, block: Block, m: Messages, e: Any, key: int | None = None) -> Tensor:
         if self.aggr == "max":
             return _maximum(block, m)
         make = mean_scale if self.aggr == "mean" else sum_scale
@@ -116,10 +130,10 @@ class SAGEConv(Layer):
         return f"{self.in_channels}, {self.out_channels}, aggr={self.aggr}"
 
 
-def _maximum(block: Block, m: Tensor) -> Tensor:
+def _maximum(block: Block, m: Messages) -> Tensor:
     """[D, F]: column-wise maximum over each destination's edges, 0 where it has none."""
     sources = block.indices.long() if block.rows is None else block.rows[block.indices.long()]
-    messages = m.index_select(0, sources)
+    messages = m.index_select(0, sources) if isinstance(m, Tensor) else m.gather(sources)
     at = torch.repeat_interleave(torch.arange(block.num_dst, device=m.device), block.drawn)
     out = messages.new_zeros(block.num_dst, m.shape[1])
     return out.scatter_reduce(0, at[:, None].expand_as(messages), messages, "amax", include_self=False)

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from polyhop.errors import InputError, UnsupportedError
+from polyhop.graph.aggregated import AggregatedRows
 from polyhop.graph.block import Block
 from polyhop.graph.features import SparseRows
 from polyhop.kernels.keys import Key
 from polyhop.nn.layer import Layer, as_block
-from polyhop.nn.rows import Rows, gathered
+from polyhop.nn.rows import Messages, Rows, gathered
 
 __all__ = ["Wrapped", "wrap"]
 
@@ -62,7 +63,7 @@ class Wrapped(Layer):
 
     def forward(
         self,
-        x: Rows,
+        x: Rows | AggregatedRows,
         edge_index: Block | Tensor,
         edge_weight: Tensor | None = None,
         *,
@@ -71,6 +72,8 @@ class Wrapped(Layer):
         site: int = 0,
     ) -> Tensor:
         """As ``Layer.forward``. Sparse rows are made dense: PyG's layers take no others."""
+        if isinstance(x, AggregatedRows):
+            self._no_pieces("update_aggregated")
         block = as_block(edge_index, x.shape[0], edge_weight)
         self._check(x, block, carried)
         x, block = gathered(x, block)
@@ -96,10 +99,10 @@ class Wrapped(Layer):
     def transform(self, h: Rows, map_first: bool) -> Tensor:
         self._no_pieces("transform")
 
-    def edge(self, block: Block, m: Tensor) -> Any:
+    def edge(self, block: Block, m: Messages) -> Any:
         self._no_pieces("edge")
 
-    def aggregate(self, block: Block, m: Tensor, e: Any, key: int | None = None) -> Tensor:
+    def aggregate(self, block: Block, m: Messages, e: Any, key: int | None = None) -> Tensor:
         self._no_pieces("aggregate")
 
     def update(self, z: Tensor, h_dst: Rows | None, carried: Tensor | None, map_first: bool) -> Tensor:

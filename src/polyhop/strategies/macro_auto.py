@@ -1,0 +1,221 @@
+"""k chosen by itself: facts gathered before the first window, a choice, and second thoughts after the first windows.
+
+``macro_plan`` decides; here is what it is told. Before the run: how likely every node is an input (one pass over the edges
+for each hop, by all ranks together), how fast the links are (measured), and a guess at the computing. After a few windows:
+how long steps and loading really took and how many rows there were, the worst over all ranks; all ranks choose alike.
+
+Legend: n own nodes, P ranks, L hops.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from polyhop.comm import Collective
+from polyhop.comm.probe import measure_link
+from polyhop.errors import ConfigError
+from polyhop.exchange import Loaded, RowFormat
+from polyhop.graph import SharedGraph
+from polyhop.sample.reuse import Reuse, reuse_of_ranks
+from polyhop.strategies.macro_plan import Choice, Facts, Measured, choose, memory, revise, slots
+
+__all__ = ["SecondThoughts", "gather_facts", "lowered", "most_facts"]
+
+_RETHINK_AFTER = (2, 6, 14, 30)  # windows: the first ones have trained by then
+_ID_BYTES = 2.5  # of a node asked for at a hop, and of the count that comes back
+_NODE_BYTES = 8 + 8 + 4 + 8  # of a mini-batch's input node, held: row, user's id, degree, bounds of its list
+_READ_BYTES_PER_S = 4e9  # of rows summed, on one core: a guess until steps were timed
+
+
+def gather_facts(
+    hops: Sequence[Tensor],
+    graph: SharedGraph,
+    num_neighbors: Sequence[int],
+    layout: RowFormat,
+    line: Collective,
+    *,
+    has_own: bool,
+    num_pinned: int,
+    num_steps: int,
+    num_epochs: int,
+    pool_row_bytes: int,
+    gradient_bytes: float,
+    memory_bytes: float,
+    is_delta: bool,
+    is_overlapped: bool,
+) -> Facts:
+    """The same on every rank, which call it together.
+
+    ``hops`` [L + 1] float64 [n, P]: how likely each own node is known to each rank's mini-batch after each hop.
+    ``num_pinned``: rows that this rank keeps for good.
+    """
+    everyone = reuse_of_ranks(hops[-1], line, has_own=has_own)
+    counts = [1] * line.num_ranks
+    kept = min(int(n) for n in line.all_gather(torch.tensor([num_pinned]), kind="sizes", counts=counts))
+    busiest = max(everyone, key=lambda reuse: reuse.distinct(1)).without(kept)
+    link = measure_link(line)
+    structure, edges, nodes = _sizes(hops, graph, num_neighbors, line)
+    block_bytes = 4 * edges + _NODE_BYTES * nodes
+    is_sharing = len(os.sched_getaffinity(0)) < 2 * line.num_ranks
+    return Facts(
+        num_steps,
+        len(num_neighbors),
+        line.num_ranks,
+        busiest,
+        float(layout.row_bytes or pool_row_bytes),
+        float(pool_row_bytes),
+        structure_bytes=structure,
+        block_bytes=block_bytes,
+        gradient_bytes=gradient_bytes,
+        latency_s=link.latency_s,
+        bytes_per_s=link.bytes_per_s,
+        compute_s=3 * edges * pool_row_bytes / _READ_BYTES_PER_S,
+        batch_cpu_s=block_bytes / _READ_BYTES_PER_S,
+        row_cpu_s=4 * pool_row_bytes / _READ_BYTES_PER_S,
+        memory_bytes=memory_bytes,
+        num_epochs=max(1, num_epochs),
+        num_rounds=4
+        * len(num_neighbors),  # lengths before messages, requests before replies; and the agreement
+        is_overlapped=is_overlapped,
+        is_delta=is_delta,
+        is_sharing=is_sharing,
+    )
+
+
+def most_facts(
+    graph: SharedGraph,
+    num_neighbors: Sequence[int],
+    batch_size: int,
+    layout: RowFormat,
+    num_ranks: int,
+    *,
+    num_steps: int,
+    num_epochs: int,
+    pool_row_bytes: int,
+    memory_bytes: float,
+    is_delta: bool,
+    is_overlapped: bool,
+) -> Facts:
+    """The same where edges are computed, not stored, and nobody knows how likely a node is: what memory must be ready for.
+
+    Every mini-batch reads as many rows as its fan-outs and the mean degree allow, and no row twice: on a graph much larger
+    than what a run reads of it, that is nearly so.
+    """
+    mean, degree = batch_size / num_ranks, graph.num_edges / max(1, graph.num_nodes)
+    most = math.ceil(mean + 4 * math.sqrt(mean))  # seeds fall to ranks by chance
+    nodes, edges = float(min(batch_size, most)), 0.0
+    for fanout in num_neighbors:
+        drawn = nodes * (degree if fanout < 0 else min(fanout, degree))
+        nodes, edges = nodes + drawn, edges + drawn
+    never_twice = 1e-9
+    rate = torch.tensor([never_twice], dtype=torch.float64)
+    return Facts(
+        num_steps,
+        len(num_neighbors),
+        num_ranks,
+        Reuse(rate, nodes / rate),
+        float(layout.row_bytes or pool_row_bytes),
+        float(pool_row_bytes),
+        block_bytes=4 * edges + _NODE_BYTES * nodes,
+        memory_bytes=memory_bytes,
+        num_epochs=max(1, num_epochs),
+        is_overlapped=is_overlapped,
+        is_delta=is_delta,
+    )
+
+
+def _sizes(
+    hops: Sequence[Tensor], graph: SharedGraph, num_neighbors: Sequence[int], line: Collective
+) -> tuple[float, float, float]:
+    """Of one mini-batch of the busiest rank: bytes of ids and lists that others send it, edges, input nodes."""
+    part = graph.stored("a choice of k")
+    degree = part.in_degree[: part.num_nodes].double()
+    is_other = torch.ones(line.num_ranks, dtype=torch.float64)
+    is_other[line.rank] = 0
+    sums = torch.zeros(3, line.num_ranks, dtype=torch.float64)
+    for hop, fanout in enumerate(num_neighbors):
+        edges = hops[hop].T @ (degree if fanout < 0 else degree.clamp(max=fanout))
+        sums[1] += edges
+        if hop:
+            sums[0] += is_other * (_ID_BYTES * hops[hop].sum(0) + 4 * edges)
+    sums[2] = hops[-1].sum(0)
+    structure, edges, nodes = line.all_reduce(sums, kind="ids").amax(1).tolist()
+    return structure, edges, nodes
+
+
+def lowered(facts: Facts, size: int) -> Choice:
+    """The k asked for, or the largest below it that fits the memory; the reason is empty for the former.
+
+    ConfigError if none fits.
+    """
+    for given in (facts, replace(facts, is_overlapped=False)):
+        for k in range(size, 0, -1):
+            needs = memory(given, k)
+            if needs <= given.memory_bytes:
+                told = f"windows of {k} mini-batches, not {size}: more would not fit the memory given"
+                told += "" if given.is_overlapped == facts.is_overlapped else ", nor would loading ahead"
+                is_less = k < size or given is not facts
+                return Choice(
+                    k, 0.0, needs, slots(given, k), 0.0, told if is_less else "", given.is_overlapped
+                )
+    return choose(replace(facts, num_steps=1))  # says what one mini-batch needs
+
+
+class SecondThoughts:
+    """Called after each window, in the loading thread of every rank; answers with another k, or None."""
+
+    def __init__(
+        self,
+        facts: Facts,
+        k: int,
+        line: Collective,
+        notes: list[str],
+        step_seconds: Callable[[], float],
+    ) -> None:
+        self._facts, self._line, self._notes = facts, line, notes
+        self._k, self._step_seconds = k, step_seconds
+        self._seen: list[Loaded] = []
+
+    def __call__(self, loaded: Loaded) -> int | None:
+        if (
+            loaded.window
+        ):  # the first has nothing to compare with: all its rows are new, nothing trains beside it
+            self._seen.append(loaded)
+        if loaded.window not in _RETHINK_AFTER:
+            return None
+        facts = revise(self._facts, self._measured().worst(self._line))
+        self._seen.clear()
+        try:
+            choice = choose(facts)
+        except ConfigError:  # windows that do not fit are cut: slower than foreseen, but they go on
+            return None
+        if choice.k == self._k:
+            return None
+        self._notes.append(f"after {loaded.window + 1} windows: {choice.reason}")
+        self._k = choice.k
+        return choice.k
+
+    def _measured(self) -> Measured:
+        """Means over the windows seen."""
+        steps = sum(each.num_steps for each in self._seen)
+        k = max(1, round(steps / len(self._seen)))
+        each = k / steps  # of a window of k
+
+        def mean(of: Callable[[Loaded], float]) -> float:
+            return sum(map(of, self._seen)) * each
+
+        return Measured(
+            k,
+            distinct_rows=mean(lambda one: one.num_nodes),
+            fetched_rows=mean(lambda one: one.num_fetched),
+            compute_s=self._step_seconds(),
+            load_s=mean(lambda one: one.seconds),
+            load_cpu_s=mean(lambda one: one.cpu_s),
+            block_bytes=mean(lambda one: one.block_bytes) / k,
+        )
