@@ -113,7 +113,9 @@ def test_rows_of_training_come_from_the_disk(make_graph: MakeGraph, tmp_path: Pa
     graph = opened(make_graph(), tmp_path)
     moved = in_feature_store(graph, "disk")
     assert isinstance(moved.x, DiskFeatures)
-    trainer(max_epochs=1, feature_store="disk").fit(make_model(graph.num_features, graph.num_classes), moved)
+    model = make_model(graph.num_features, graph.num_classes)
+    result = trainer(max_epochs=1, feature_store="disk").fit(model, moved)
+    assert result.history[0]["pages_read"] == moved.x.pages_read
     assert moved.x.counts.num_rows > graph.num_nodes
     assert moved.x.counts.bytes_read == 4096 * moved.x.counts.pages_read
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from polyhop import strategies
 from polyhop.comm import Collective
 from polyhop.errors import CheckpointError, ConfigError, DivergedError, PartitionError
-from polyhop.graph import Graph, SharedGraph, fingerprint_graph, in_feature_store
+from polyhop.graph import DiskFeatures, Graph, SharedGraph, fingerprint_graph, in_feature_store
 from polyhop.kernels import kept_memory
 from polyhop.strategies import HeldPart, Loss, Placement, Team, WholeGraph, place
 from polyhop.trace import Trace
@@ -259,6 +259,8 @@ class Trainer(Config):
 
         def on_epoch(record: dict[str, Any]) -> bool:
             nonlocal told
+            if isinstance(whole.graph.x, DiskFeatures):
+                record["pages_read"] = whole.graph.x.pages_read  # by this rank, since it opened the file
             run.record(record)
             shown.epoch(record)
             for text in getattr(session.step, "notes", [])[told:]:  # what the strategy found out since

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from polyhop.datasets import load, save
+
 
 def test_trains_and_shows_the_result(polyhop, small) -> None:
     shown = polyhop("train", *small, "--run-dir", "run")
@@ -53,6 +55,22 @@ def test_aggregated_inputs_are_said_and_kept(polyhop, small) -> None:
     assert refused.code == 1
     assert "GATConv: aggregated inputs are not possible" in refused.err
     assert polyhop("train", *small, "--aggregate-inputs").code == 1  # the full graph has no hop to save
+
+
+def test_features_stay_on_disk(polyhop, small, tiny_dir: Path) -> None:
+    save(load("tiny", data_dir=tiny_dir), "folder")
+    _, *options = small
+    found = {
+        where: polyhop("train", "folder", *options, "--features", where, "--json", "--run-dir", where).json
+        for where in ("memory", "mapped", "disk")
+    }
+    assert found["disk"]["test"] == found["mapped"]["test"] == found["memory"]["test"]
+    assert json.loads(Path("disk/config.json").read_text())["feature_store"] == "disk"
+    weights = {where: (Path(where) / "model.safetensors").read_bytes() for where in found}
+    assert weights["disk"] == weights["mapped"] == weights["memory"]
+    refused = polyhop("train", *small, "--features", "disk")
+    assert refused.code == 1
+    assert "the graph's features are in memory" in refused.err
 
 
 def test_learns_the_communities(polyhop, small) -> None:

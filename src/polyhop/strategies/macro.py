@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from polyhop.comm import Collective
 from polyhop.errors import ConfigError
 from polyhop.exchange import Pool, RowFetch, RowFormat, WindowLoader, pool_row_bytes
-from polyhop.graph import AnyPart, DenseFeatures, Graph, Part, SharedGraph, SparseFeatures
+from polyhop.graph import AnyPart, DenseFeatures, Graph, MatrixFeatures, Part, SharedGraph, SparseFeatures
 from polyhop.sample.wire import Wire
 from polyhop.strategies.held import HeldPart
 from polyhop.strategies.macro_auto import SecondThoughts, gather_facts, lowered, most_facts
@@ -219,7 +219,7 @@ def _row_bytes(graph: SharedGraph, fetch: RowFetch, line: Collective) -> int:
     """Of a slot of the pool. Sparse rows may each be as long as the longest."""
     x = graph.part.x
     if not isinstance(x, SparseFeatures):
-        is_double = isinstance(x, DenseFeatures) and x.values.dtype == torch.float64
+        is_double = isinstance(x, MatrixFeatures) and x.dtype == torch.float64
         return pool_row_bytes(fetch.format, graph.num_features, 8 if is_double else 4)
     longest = x.rows.indptr.diff().max() if x.num_rows else torch.tensor(0)
     counts = [1] * line.num_ranks
