@@ -20,8 +20,9 @@ BENCHES: dict[str, dict[str, int]] = {
     "accuracy": {"paired": 1},
     "partition": {"methods": 1, "stream": 1},
     "data": {"sides": 1},
+    "macro": {"rows": 1, "times": 1, "choice": 1, "latency": 1, "disk": 1, "limited": 1, "context": 1},
 }
-WITHOUT_PEERS = {"partition", "data"}  # these run in the project's own environment
+WITHOUT_PEERS = {"partition", "data", "macro"}  # these run in the project's own environment
 
 
 def _arguments(given: list[str] | None) -> argparse.Namespace:

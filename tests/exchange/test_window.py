@@ -77,7 +77,7 @@ def load(line: Collective, graph: Graph, owner: Tensor, options: dict[str, Any])
 
     in_place = part.x.values if isinstance(part.x, DenseFeatures) and "dtype" not in options else None
     loader = WindowLoader(
-        line, sampler, pool, seeds, size=options["size"], in_place=in_place, num_epochs=EPOCH + 2,
+        line, sampler, pool, seeds, size=options["size"], in_place=in_place, num_epochs=options.get("num_epochs", EPOCH + 2),
         is_ahead=options.get("ahead", True), after_window=note,
     )  # fmt: skip
     batches = [brought(batch) for epoch in (EPOCH, EPOCH + 1) for batch in loader.batches(epoch)]
@@ -140,6 +140,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "forgets": ({}, {"delta": False}),
     "forgets, sparse": ({"sparse": True}, {"delta": False}),
     "not ahead": ({}, {"ahead": False}),
+    "each epoch by itself": ({}, {"num_epochs": 0}),
 }
 
 

@@ -319,13 +319,19 @@ def test_a_load_as_expected_changes_nothing() -> None:
         assert getattr(new, name) == pytest.approx(getattr(facts, name))
 
 
-@pytest.mark.parametrize(("slower", "found"), [(2.0, 2.0), (0.5, 0.5), (100.0, 4.0)])
-def test_a_slower_link_is_believed_within_bounds(slower: float, found: float) -> None:
-    facts = facts_of(batch_cpu_s=0.0, row_cpu_s=0.0)
-    sent_s = (8 * facts.structure_bytes + 3000 * facts.row_bytes) / facts.bytes_per_s + 6 * facts.latency_s
-    new = revise(facts, Measured(8, fetched_rows=3000, load_s=slower * sent_s))
-    assert new.bytes_per_s == pytest.approx(facts.bytes_per_s / found)
-    assert new.latency_s == pytest.approx(facts.latency_s * found)
+@pytest.mark.parametrize("slower", [2.0, 0.8, 30.0, 1e6])
+@pytest.mark.parametrize("is_latency", [False, True])
+def test_a_slower_link_is_believed_within_bounds(slower: float, is_latency: bool) -> None:
+    """What differs goes to the larger of bytes and rounds, up to a bound; the other stays."""
+    facts = facts_of(batch_cpu_s=0.0, row_cpu_s=0.0, **({"latency_s": 1.0} if is_latency else {}))
+    bytes_s = (8 * facts.structure_bytes + 3000 * facts.row_bytes) / facts.bytes_per_s
+    rounds_s = 6 * facts.latency_s
+    assert (rounds_s > bytes_s) == is_latency
+    new = revise(facts, Measured(8, fetched_rows=3000, load_s=slower * (bytes_s + rounds_s)))
+    larger, smaller = max(bytes_s, rounds_s), min(bytes_s, rounds_s)
+    times = min((slower * (bytes_s + rounds_s) - smaller) / larger, 64.0)
+    assert new.bytes_per_s == pytest.approx(facts.bytes_per_s / (1.0 if is_latency else times))
+    assert new.latency_s == pytest.approx(facts.latency_s * (times if is_latency else 1.0))
 
 
 def test_computing_that_nobody_expected_is_each_batchs() -> None:

@@ -102,7 +102,7 @@ class WindowLoader:
 
     def batches(self, epoch: int, start_step: int = 0) -> Iterator[PartBatch]:
         """The mini-batches of an epoch from ``start_step`` on, in step order; all ranks take them together."""
-        if self._at != (epoch, start_step) or self._stream is None:
+        if self._at != (epoch, start_step) or self._stream is None or epoch >= self._last_epoch:
             self.close()
             self._open(epoch, start_step)
         for step in range(start_step, len(self)):

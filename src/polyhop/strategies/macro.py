@@ -31,7 +31,7 @@ from polyhop.sample.wire import Wire
 from polyhop.strategies.held import HeldPart
 from polyhop.strategies.macro_auto import SecondThoughts, gather_facts, lowered, most_facts
 from polyhop.strategies.macro_cost import account, estimate
-from polyhop.strategies.macro_plan import Facts, choose
+from polyhop.strategies.macro_plan import Facts, choose, room
 from polyhop.strategies.part_step import PartStep, PartWork, hot_rows, part_inclusion_by_hop, part_work
 from polyhop.strategies.step import Loss, Placement, Step, Team, WholeGraph
 from polyhop.trace import NO_TRACE, Trace
@@ -181,7 +181,8 @@ def _plan(
     )
     is_auto = config.macro == "auto"
     choice = choose(facts) if is_auto else lowered(facts, size)
-    num_slots, may_change = min(choice.slots, most), facts if is_auto else None
+    given = replace(facts, is_overlapped=choice.is_overlapped)
+    num_slots, may_change = min(room(given, choice.k), most), facts if is_auto else None
     return _Plan(choice.k, num_slots, choice.reason, choice.is_overlapped, may_change)
 
 

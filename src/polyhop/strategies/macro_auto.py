@@ -30,6 +30,12 @@ __all__ = ["SecondThoughts", "gather_facts", "lowered", "most_facts"]
 _RETHINK_AFTER = (2, 6, 14, 30)  # windows: the first ones have trained by then
 _ID_BYTES = 2.5  # of a node asked for at a hop, and of the count that comes back
 _NODE_BYTES = 8 + 8 + 4 + 8  # of a mini-batch's input node, held: row, user's id, degree, bounds of its list
+_BUSY_ROUND_S = (
+    0.003  # of a round whose ranks share cores with what they train: 3 to 5 ms, 4 ranks on 2 cores
+)
+_WINDOW_CPU_S = (
+    0.02  # 20 to 25 ms, 3 hops between 4 ranks: exchanges of a dozen messages each, and the pool's books
+)
 _READ_BYTES_PER_S = 4e9  # of rows summed, on one core: a guess until steps were timed
 
 
@@ -62,7 +68,8 @@ def gather_facts(
     link = measure_link(line)
     structure, edges, nodes = _sizes(hops, graph, num_neighbors, line)
     block_bytes = 4 * edges + _NODE_BYTES * nodes
-    is_sharing = len(os.sched_getaffinity(0)) < 2 * line.num_ranks
+    cores = len(os.sched_getaffinity(0))
+    is_sharing = cores < 2 * line.num_ranks
     return Facts(
         num_steps,
         len(num_neighbors),
@@ -73,11 +80,12 @@ def gather_facts(
         structure_bytes=structure,
         block_bytes=block_bytes,
         gradient_bytes=gradient_bytes,
-        latency_s=link.latency_s,
+        latency_s=max(link.latency_s, _BUSY_ROUND_S if is_sharing else 0.0),
         bytes_per_s=link.bytes_per_s,
         compute_s=3 * edges * pool_row_bytes / _READ_BYTES_PER_S,
         batch_cpu_s=block_bytes / _READ_BYTES_PER_S,
         row_cpu_s=4 * pool_row_bytes / _READ_BYTES_PER_S,
+        window_cpu_s=_WINDOW_CPU_S,
         memory_bytes=memory_bytes,
         num_epochs=max(1, num_epochs),
         num_rounds=4
@@ -85,6 +93,7 @@ def gather_facts(
         is_overlapped=is_overlapped,
         is_delta=is_delta,
         is_sharing=is_sharing,
+        crowding=max(1.0, line.num_ranks / cores),
     )
 
 
@@ -123,6 +132,7 @@ def most_facts(
         float(layout.row_bytes or pool_row_bytes),
         float(pool_row_bytes),
         block_bytes=4 * edges + _NODE_BYTES * nodes,
+        window_cpu_s=_WINDOW_CPU_S,
         memory_bytes=memory_bytes,
         num_epochs=max(1, num_epochs),
         is_overlapped=is_overlapped,

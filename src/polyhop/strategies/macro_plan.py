@@ -2,7 +2,7 @@
 
 With k mini-batches to a window, nb to an epoch, U(m) distinct rows of m mini-batches (``sample/reuse.py``):
 
-    load(k)     rounds * latency + (k structure + new(k) row) / bandwidth + k CPU of a batch + new(k) CPU of a row
+    load(k)     rounds * latency + (k structure + new(k) row) / bandwidth + CPU of a window, of k batches, of new(k) rows
     new(k)      U(m + k) - U(m), the pool holding the rows of the last m mini-batches: U(m) = its slots, once it is full
     train(k)    k (compute + gradients)
     period(k)   what a window takes while the next one loads: the larger of train and load; never less than the bytes of
@@ -36,6 +36,7 @@ __all__ = [
     "choose",
     "memory",
     "revise",
+    "room",
     "rows",
     "seconds",
     "slots",
@@ -43,7 +44,7 @@ __all__ = [
 
 _NEAR = 1.03  # times the best time: as good
 _SPREAD = 1.1  # of a window's rows over their expectation, and of predictions over what comes
-_TRUST = 4.0  # a link is revised by no more than this at once
+_TRUST = 64.0  # a link is revised by no more than this at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +65,7 @@ class Facts:
     compute_s: float = 0.0  # of a step, gradients' way apart
     batch_cpu_s: float = 0.0  # to sample and join a mini-batch
     row_cpu_s: float = 0.0  # to send, receive and store a row
+    window_cpu_s: float = 0.0  # of a window, whatever is in it: exchanges, books
     memory_bytes: float = math.inf
     num_epochs: int = 1
     num_rounds: int | None = None  # exchanges that a window waits for one after the other; None: 2 L
@@ -72,6 +74,7 @@ class Facts:
     is_overlapped: bool = True  # a window loads while the one before trains
     is_delta: bool = True  # the pool keeps rows for later windows
     is_sharing: bool = False  # loading and training compete for one processor
+    crowding: float = 1.0  # ranks to a core, where there are more: a second of loading takes as many
 
 
 @dataclass(frozen=True)
@@ -122,15 +125,23 @@ def memory(facts: Facts, k: int) -> float:
 
 
 def slots(facts: Facts, k: int) -> int:
-    """Rows of the pool with windows of k: what memory has room for, up to all that the run can ask for."""
+    """Rows that the pool is expected to hold with windows of k: what there is room for, up to all that the run asks for."""
+    epochs = (
+        facts.num_epochs if facts.is_delta else 1
+    )  # a pool that forgets has no use for more than two windows
+    most = facts.reuse.distinct(facts.num_steps * epochs) * _SPREAD * (1 if facts.is_delta else 2)
+    most = max(most, _needed(facts, k))
     if facts.slots is not None:
-        return facts.slots
-    most = facts.reuse.distinct(facts.num_steps * facts.num_epochs) * _SPREAD
-    most = max(most if facts.is_delta else 0, _needed(facts, k))
+        return min(facts.slots, math.ceil(most))
+    return min(room(facts, k), math.ceil(most))
+
+
+def room(facts: Facts, k: int) -> int:
+    """Rows that memory has room for beside windows of k: what a pool may take, since rows may be more than foreseen."""
     if math.isinf(facts.memory_bytes):
-        return math.ceil(most)
-    room = facts.memory_bytes - _blocks(facts, k) - _moving(facts, k)
-    return max(0, math.floor(min(most, room / facts.pool_row_bytes)))
+        return 1 << 62
+    left = facts.memory_bytes - _blocks(facts, k) - _moving(facts, k)
+    return max(0, math.floor(left / facts.pool_row_bytes))
 
 
 def rows(facts: Facts, k: int) -> float:
@@ -187,24 +198,40 @@ def revise(facts: Facts, measured: Measured) -> Facts:
     cpu_s = min(measured.load_cpu_s or expected_cpu_s, measured.load_s)
     if expected_cpu_s:
         scale = cpu_s / expected_cpu_s
-        facts = replace(facts, batch_cpu_s=facts.batch_cpu_s * scale, row_cpu_s=facts.row_cpu_s * scale)
+        costs = ("batch_cpu_s", "row_cpu_s", "window_cpu_s")
+        facts = replace(facts, **{name: getattr(facts, name) * scale for name in costs})
     else:
         facts = replace(facts, batch_cpu_s=cpu_s / k)
-    expected_s = _load(facts, k, fetched) - _load_cpu(facts, k, fetched)
-    slower = (measured.load_s - cpu_s) / expected_s if expected_s else 1.0
-    slower = min(max(slower, 1 / _TRUST), _TRUST)
-    return replace(facts, latency_s=facts.latency_s * slower, bytes_per_s=facts.bytes_per_s / slower)
+    return _with_link(facts, k, fetched, measured.load_s - cpu_s)
+
+
+def _with_link(facts: Facts, k: int, fetched: float, took_s: float) -> Facts:
+    """The facts with a link on which a window that fetches so many rows takes so long, computing apart.
+
+    One time cannot tell latency from bandwidth: what differs from the expectation goes to the larger of the two. So where
+    ranks share cores, and a round takes as long as the slowest of them needs to be woken, it is the rounds that are dear.
+    """
+    bytes_s = _load_bytes(facts, k, fetched) / facts.bytes_per_s
+    rounds_s = _load(facts, k, fetched) - _load_cpu(facts, k, fetched) - bytes_s
+    smaller, larger = sorted((bytes_s, rounds_s))
+    if not larger:
+        return facts
+    times = min(max((took_s - smaller) / larger, 1 / _TRUST), _TRUST)
+    if bytes_s > rounds_s:
+        return replace(facts, bytes_per_s=facts.bytes_per_s / times)
+    return replace(facts, latency_s=facts.latency_s * times)
 
 
 # Rows
 
 
 def _needed(facts: Facts, k: int) -> float:
-    """Rows that the pool must hold at once."""
+    """Rows that the pool must hold at once; never more than there are."""
     if not facts.is_overlapped:
-        return facts.reuse.distinct(k) * _SPREAD
-    both = facts.reuse.distinct(2 * k) if facts.is_delta else 2 * facts.reuse.distinct(k)
-    return both * _SPREAD
+        return min(facts.reuse.distinct(k) * _SPREAD, facts.reuse.num_rows)
+    if facts.is_delta:
+        return min(facts.reuse.distinct(2 * k) * _SPREAD, facts.reuse.num_rows)
+    return 2 * min(facts.reuse.distinct(k) * _SPREAD, facts.reuse.num_rows)
 
 
 @dataclass(frozen=True)
@@ -249,15 +276,17 @@ def _moving(facts: Facts, k: int) -> float:
 def _fits(facts: Facts, k: int) -> bool:
     if facts.slots is None:
         return memory(facts, k) <= facts.memory_bytes
-    held = facts.slots * facts.pool_row_bytes + _blocks(facts, k) + _moving(facts, k)
-    return _needed(facts, k) <= facts.slots and held <= facts.memory_bytes
+    held = slots(facts, k) * facts.pool_row_bytes + _blocks(facts, k) + _moving(facts, k)
+    return (
+        _needed(facts, k) / _SPREAD <= facts.slots and held <= facts.memory_bytes
+    )  # what does not fit is cut
 
 
 # Seconds
 
 
 def _load_cpu(facts: Facts, k: int, new: float) -> float:
-    return k * facts.batch_cpu_s + new * facts.row_cpu_s
+    return facts.window_cpu_s + k * facts.batch_cpu_s + new * facts.row_cpu_s
 
 
 def _load_bytes(facts: Facts, k: int, new: float) -> float:
@@ -272,8 +301,11 @@ def _load(facts: Facts, k: int, new: float) -> float:
 
 
 def _train(facts: Facts, k: int) -> float:
-    gradients = 2 * facts.latency_s + facts.gradient_bytes / facts.bytes_per_s if facts.num_ranks > 1 else 0.0
-    return k * (facts.compute_s + gradients)
+    """Seconds to train a window. Where ranks outnumber cores, one computes while another waits for gradients."""
+    if facts.num_ranks == 1:
+        return k * facts.compute_s
+    waits = 0.0 if facts.crowding > 1 else 2 * facts.latency_s
+    return k * (facts.compute_s + waits + facts.gradient_bytes / facts.bytes_per_s)
 
 
 def _epoch(facts: Facts, k: int, phase: _Phase) -> float:
@@ -291,7 +323,8 @@ def _period(facts: Facts, k: int, next_k: int, new: float) -> float:
     if not facts.is_overlapped:
         return train + load
     link = (_load_bytes(facts, next_k, new) + k * facts.gradient_bytes) / facts.bytes_per_s
-    shared = k * facts.compute_s + _load_cpu(facts, next_k, new) if facts.is_sharing else 0.0
+    loading = facts.crowding * _load_cpu(facts, next_k, new)
+    shared = k * facts.compute_s + loading if facts.is_sharing else 0.0
     return max(train, load, link, shared)
 
 
