@@ -112,7 +112,9 @@ def build(
     step = PartStep(model, loader, whole.placement, loss, terms_per_row, team, work.inputs)
     step.notes += [plan.note] if plan.note else []
     if plan.facts is not None:
-        facts = replace(plan.facts, slots=pool.capacity)
+        counts = [1] * line.num_ranks  # pools differ with parts; all ranks must choose alike
+        sizes = line.all_gather(torch.tensor([pool.capacity]), kind="sizes", counts=counts)
+        facts = replace(plan.facts, slots=min(int(size) for size in sizes))
         loader.after_window = SecondThoughts(facts, plan.k, loading, step.notes, step.step_seconds)
     return step
 

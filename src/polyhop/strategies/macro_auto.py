@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import math
 import os
+import socket
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -28,6 +30,7 @@ from polyhop.strategies.macro_plan import Choice, Facts, Measured, choose, memor
 __all__ = ["SecondThoughts", "gather_facts", "lowered", "most_facts"]
 
 _RETHINK_AFTER = (2, 6, 14, 30)  # windows: the first ones have trained by then
+_CORES = 1024  # of a host, told apart
 _ID_BYTES = 2.5  # of a node asked for at a hop, and of the count that comes back
 _NODE_BYTES = 8 + 8 + 4 + 8  # of a mini-batch's input node, held: row, user's id, degree, bounds of its list
 _BUSY_ROUND_S = (
@@ -68,8 +71,8 @@ def gather_facts(
     link = measure_link(line)
     structure, edges, nodes = _sizes(hops, graph, num_neighbors, line)
     block_bytes = 4 * edges + _NODE_BYTES * nodes
-    cores = len(os.sched_getaffinity(0))
-    is_sharing = cores < 2 * line.num_ranks
+    crowding = _ranks_to_a_core(line)
+    is_sharing = crowding > 0.5  # each has a thread that loads beside the one that trains
     return Facts(
         num_steps,
         len(num_neighbors),
@@ -93,8 +96,19 @@ def gather_facts(
         is_overlapped=is_overlapped,
         is_delta=is_delta,
         is_sharing=is_sharing,
-        crowding=max(1.0, line.num_ranks / cores),
+        crowding=max(1.0, crowding),
     )
+
+
+def _ranks_to_a_core(line: Collective) -> float:
+    """On the fullest host: its ranks over the cores that they may run on, whether pinned or not. The same on all ranks."""
+    cores = os.sched_getaffinity(0)
+    told = torch.zeros(1 + _CORES, dtype=torch.int64)
+    told[0] = zlib.crc32(socket.gethostname().encode())
+    told[[1 + core % _CORES for core in cores]] = 1
+    everyone = torch.stack(line.all_gather(told, kind="sizes", counts=[told.numel()] * line.num_ranks))
+    hosts = [everyone[everyone[:, 0] == host, 1:] for host in set(everyone[:, 0].tolist())]
+    return max(ranks.shape[0] / int(ranks.amax(0).sum()) for ranks in hosts)
 
 
 def most_facts(
