@@ -175,13 +175,11 @@ class WindowLoader:
         return batches
 
     def _sample(self) -> None:
-        """The next k steps, in the messages of one."""
+        """The next k steps, in the messages of one. Windows end at multiples of k, so they are the same from any start."""
         epoch, step = self._position
         if epoch >= self._last_epoch or len(self) == 0:
             return
-        steps = range(
-            step, min((step // self.size + 1) * self.size, len(self))
-        )  # the same windows from any start
+        steps = range(step, min((step // self.size + 1) * self.size, len(self)))
         self._position = [epoch, steps.stop] if steps.stop < len(self) else [epoch + 1, 0]
         if self._own[0] != epoch:
             self._own = (epoch, self.seeds.own(epoch))

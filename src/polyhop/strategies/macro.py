@@ -231,8 +231,6 @@ def _row_bytes(graph: SharedGraph, fetch: RowFetch, line: Collective) -> int:
 
 
 def _most_rows(graph: SharedGraph, config: Config, in_place: Tensor | None) -> int:
-    """Rows that can ever be in the pool at once."""
+    """Rows that can ever be in the pool at once: what two windows read is there twice, where neither keeps anything."""
     others = graph.num_nodes - (0 if in_place is None else graph.part.num_nodes)
-    return (
-        others if config.delta else 2 * others
-    )  # what two windows read is there twice, where neither keeps anything
+    return others if config.delta else 2 * others

@@ -91,8 +91,7 @@ def gather_facts(
         window_cpu_s=_WINDOW_CPU_S,
         memory_bytes=memory_bytes,
         num_epochs=max(1, num_epochs),
-        num_rounds=4
-        * len(num_neighbors),  # lengths before messages, requests before replies; and the agreement
+        num_rounds=4 * len(num_neighbors),  # lengths and messages, requests and replies; and the agreement
         is_overlapped=is_overlapped,
         is_delta=is_delta,
         is_sharing=is_sharing,
@@ -207,9 +206,8 @@ class SecondThoughts:
         self._seen: list[Loaded] = []
 
     def __call__(self, loaded: Loaded) -> int | None:
-        if (
-            loaded.window
-        ):  # the first has nothing to compare with: all its rows are new, nothing trains beside it
+        # The first has nothing to compare with: all its rows are new, and nothing trains beside it.
+        if loaded.window:
             self._seen.append(loaded)
         if loaded.window not in _RETHINK_AFTER:
             return None
