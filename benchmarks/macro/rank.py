@@ -30,6 +30,7 @@ from polyhop.strategies import HeldPart, Team, data, macro, part_step, place
 from polyhop.trace import Trace
 from polyhop.train import loop
 from polyhop.train.loss import cross_entropy_sum
+from polyhop.train.optim import build_optimizer
 from polyhop.train.state import Session
 
 __all__ = ["arguments", "measure", "options"]
@@ -125,7 +126,7 @@ class _Running:
         self._loader = step._loader
         if side.room is not None:
             self._loader.pool = Pool(self._loader.pool.fetch, side.room, keeps=side.delta)
-        self._session = Session(net, torch.optim.Adam(net.parameters(), lr=0.003), step)
+        self._session = Session(net, build_optimizer("adam", net, lr=0.003), step)
         self._is_cold = True
         self._tools = loop.Tools(
             set_lr=lambda _: 0.003,

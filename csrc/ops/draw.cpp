@@ -15,9 +15,9 @@
   (const int64_t* indptr, int64_t num_rows, const int64_t* rows, int64_t n, int64_t fanout, int64_t* ends, \
    int64_t threads)
 #define PH_DRAW_ARGS                                                                                                   \
-  (const int64_t* indptr, const void* indices, int64_t wide, int64_t num_edges, const int64_t* rows, int64_t n,        \
-   const int64_t* ends, int64_t fanout, uint64_t key, int64_t method, const int64_t* ids, const int64_t* source_ids,   \
-   int64_t* position, int64_t threads)
+  (const int64_t* indptr, const void* indices, int64_t wide, int64_t num_edges, const int64_t* rows,                   \
+   const int64_t* ends, int64_t fanout, const uint64_t* keys, const int64_t* cuts, int64_t num_keys, int64_t method,    \
+   const int64_t* ids, const int64_t* source_ids, int64_t* position, int64_t threads)
 
 PH_DECLARE(int64_t, draw_ends, PH_ENDS_ARGS)
 PH_DECLARE(int64_t, draw, PH_DRAW_ARGS)
@@ -123,10 +123,15 @@ int64_t draw_ends PH_ENDS_ARGS {
 }
 
 int64_t draw PH_DRAW_ARGS {
-  const DrawRequest request{indptr, rows, ends, ids, fanout, key, method, position};
-  if (wide)
-    return draw_from(request, static_cast<const int64_t*>(indices), num_edges, source_ids, n, int(threads));
-  return draw_from(request, static_cast<const int32_t*>(indices), num_edges, source_ids, n, int(threads));
+  for (int64_t m = 0; m < num_keys; ++m) {
+    const int64_t first = cuts[m], n = cuts[m + 1] - first;
+    const DrawRequest request{indptr, rows + first, ends + first, ids, fanout, keys[m], method, position};
+    const int64_t status =
+        wide ? draw_from(request, static_cast<const int64_t*>(indices), num_edges, source_ids, n, int(threads))
+             : draw_from(request, static_cast<const int32_t*>(indices), num_edges, source_ids, n, int(threads));
+    if (status < 0) return status;
+  }
+  return 0;
 }
 
 }  // namespace PH_ISA
@@ -137,9 +142,10 @@ PH_EXPORT int64_t ph_draw_ends PH_ENDS_ARGS {
   return PH_PICK(draw_ends)(indptr, num_rows, rows, n, fanout, ends, threads);
 }
 
-// position[ends[i] .. ends[i + 1]]: what rows[i] draws. source_ids may be null. 0, or -1 when there is no memory.
-PH_EXPORT int64_t ph_draw PH_DRAW_ARGS {
-  return PH_PICK(draw)(indptr, indices, wide, num_edges, rows, n, ends, fanout, key, method, ids, source_ids, position,
-                       threads);
+// position[ends[i] .. ends[i + 1]]: what rows[i] draws, rows cuts[m] .. cuts[m + 1] - 1 under keys[m]. source_ids may be null.
+// 0, or -1 when there is no memory.
+PH_EXPORT int64_t ph_draw_keys PH_DRAW_ARGS {
+  return PH_PICK(draw)(indptr, indices, wide, num_edges, rows, ends, fanout, keys, cuts, num_keys, method, ids, source_ids,
+                       position, threads);
 }
 #endif

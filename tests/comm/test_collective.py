@@ -59,7 +59,7 @@ def _terms(rank: int, size: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
-@pytest.mark.parametrize("size", [0, 1, 2, 7, 1000])
+@pytest.mark.parametrize("size", [0, 1, 2, 7, 1000, 20_000])
 def test_all_reduce_adds_in_rank_order(run: Run, num_ranks: int, size: int) -> None:
     expected = _terms(0, size, torch.float32)
     for rank in range(1, num_ranks):
@@ -67,8 +67,12 @@ def test_all_reduce_adds_in_rank_order(run: Run, num_ranks: int, size: int) -> N
     bounds = slices(size, num_ranks)
     for rank, (total, cost) in enumerate(run(num_ranks, reduce, size, torch.float32)):
         assert torch.equal(total, expected)
+        if num_ranks <= 2 or size <= 1000:  # small, or as many bytes either way: whole, in one round
+            assert (cost.total_bytes, cost.rounds) == (4 * size * (num_ranks - 1), num_ranks > 1)
+            continue
         mine = bounds[rank + 1] - bounds[rank]
         assert cost.total_bytes == 4 * ((size - mine) + mine * (num_ranks - 1))
+        assert cost.rounds == 2
 
 
 def gather(line: Collective) -> list[torch.Tensor]:

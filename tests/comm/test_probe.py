@@ -11,7 +11,7 @@ import pytest
 from torch import Tensor
 
 from polyhop.comm import Collective, ThreadCollective, probe, run_in_threads
-from polyhop.comm.probe import LinkSpeed, measure_link
+from polyhop.comm.probe import LinkSpeed, PairCosts, measure_link, measure_pairs
 from polyhop.comm.traffic import Cost
 
 Run = Callable[..., list[Any]]
@@ -89,3 +89,20 @@ def test_latency_and_rate_of_the_slowest_rank(
         assert speed.bytes_per_s == pytest.approx(rate, rel=0.02)
         assert sent < 4 * (1 << 24)
         assert taken - bool(stall) < 0.6 + 40 * latency_s  # seconds of that clock
+
+
+@pytest.mark.parametrize("backend", ["threads", "gloo"])
+def test_pairs_cost_the_same_to_all(backend: str, ranks: Run) -> None:
+    found = (ranks if backend == "gloo" else run_in_threads)(3, measure_pairs, (1000, 100_000), 2)
+    assert len(set(found)) == 1
+    for i in range(3):
+        assert [found[0].per_byte[i][j] > 0 for j in range(3)] == [i != j for j in range(3)]
+        assert all(cost >= 0 for cost in found[0].per_message[i])
+    assert PairCosts.from_json(found[0].to_json()) == found[0]
+
+
+def test_a_line_through_seconds() -> None:
+    slope, start = probe._fit([100, 200, 400], [1.1, 1.2, 1.4])
+    assert slope == pytest.approx(1e-3)
+    assert start == pytest.approx(1.0)
+    assert probe._fit([100, 200], [1.0, 0.5])[0] > 0  # noise: a longer message cannot take less

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from polyhop.errors import ConfigError
-from polyhop.exchange.codec import DTYPES, RowCodec
+from polyhop.errors import ConfigError, InputError
+from polyhop.exchange.codec import DTYPES, MixedCodec, RowCodec
+from polyhop.kernels.quantise import NotFiniteError
 
 F32, F64, BF16, I8, U8 = torch.float32, torch.float64, torch.bfloat16, torch.int8, torch.uint8
 STORED = (F32, F64, BF16, I8, U8)
@@ -163,3 +164,71 @@ def test_rounding_twice_is_rounding_once(name: str) -> None:
 def test_unknown_name() -> None:
     with pytest.raises(ConfigError, match="Did you mean 'bfloat16'"):
         RowCodec.of("bfloat", 3, F32)
+
+
+# ---- rows of mixed widths
+
+MIXED = torch.tensor([2, 32, 1, 8, 16, 4, 2], dtype=U8)
+PICKED = torch.tensor([4, 0, 8, 2, 2, 6, 5])  # rows of a part that one peer reads
+
+
+def test_one_message_mixes_widths() -> None:
+    rows, ranges = rows_of(F32, 9, 100), torch.empty(7)
+    codec = MixedCodec(100, MIXED)
+    data = codec.encode(rows, PICKED, PICKED + 1000, 77, ranges)
+    assert codec.num_rows == 7
+    assert data.numel() == codec.num_bytes == 25 + 400 + 13 + 100 + 200 + 50 + 25 + 5 * 4
+    wanted = rows[PICKED]
+    assert torch.equal(ranges, wanted.amax(1) - wanted.amin(1))
+    got = MixedCodec(100, MIXED.clone()).decode(data)
+    assert torch.equal(got[1], wanted[1])
+    assert torch.equal(got[4], wanted[4].bfloat16().float())
+    for row, bits in ((0, 2), (2, 1), (3, 8), (5, 4), (6, 2)):
+        step = (float(ranges[row]) + 2.0**-7 * float(wanted[row].abs().max())) / (2**bits - 1) * (1 + 2**-6)
+        assert float((got[row] - wanted[row]).abs().max()) <= step
+
+
+def test_mixed_rows_do_not_depend_on_their_neighbours() -> None:
+    """A row's codes are a function of key, id and the row: another selection, another order, the same values."""
+    rows, ids = rows_of(F32, 9, 33), torch.arange(9) + 50
+    whole = MixedCodec(33, torch.full((9,), 4, dtype=U8))
+    everything = whole.decode(whole.encode(rows, None, ids, 5))
+    some = MixedCodec(33, torch.full((7,), 4, dtype=U8))
+    assert torch.equal(some.decode(some.encode(rows, PICKED, ids[PICKED], 5)), everything[PICKED])
+    assert not torch.equal(whole.decode(whole.encode(rows, None, ids, 6)), everything)
+
+
+@pytest.mark.parametrize("dtype", [F32, F64, BF16])
+def test_mixed_rows_are_decoded_in_place(dtype: torch.dtype) -> None:
+    codec = MixedCodec(20, MIXED)
+    data = codec.encode(rows_of(dtype, 9, 20), PICKED, None, 5)
+    halo = torch.zeros(30, 20, dtype=dtype)
+    codec.decode(data, out=halo[10:17])
+    assert torch.equal(halo[10:17], codec.decode(data, dtype))
+    assert not halo[:10].any()
+    assert not halo[17:].any()
+
+
+def test_an_empty_mixed_message() -> None:
+    codec = MixedCodec(20, MIXED[:0])
+    data = codec.encode(rows_of(F32, 9, 20), PICKED[:0], None, 5)
+    assert data.numel() == codec.num_bytes == 0
+    assert list(codec.decode(data).shape) == [0, 20]
+
+
+def test_mixed_errors() -> None:
+    codec, rows = MixedCodec(20, MIXED), rows_of(F32, 9, 20)
+    data = codec.encode(rows, PICKED, None, 5)
+    for other in (data[:-1], torch.cat([data, data[:1]]), data[:0]):
+        with pytest.raises(
+            InputError, match=rf"{other.numel()} bytes, expected {codec.num_bytes} for 7 rows"
+        ):
+            codec.decode(other)
+    with pytest.raises(InputError, match=r"rows of 20 columns expected, got \[9, 5\]"):
+        codec.encode(rows[:, :5], PICKED, None, 5)
+    with pytest.raises(InputError, match=r"bits\[1\] = 3"):
+        MixedCodec(20, torch.tensor([2, 3], dtype=U8))
+    rows[8, 3] = float("nan")
+    with pytest.raises(NotFiniteError, match=r"h\[8, 3\] = nan") as caught:
+        codec.encode(rows, PICKED, None, 5)
+    assert caught.value.row == 2

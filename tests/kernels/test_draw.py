@@ -217,3 +217,24 @@ def test_debug_mode_names_the_bad_source(monkeypatch: pytest.MonkeyPatch) -> Non
             ids=torch.arange(2),
             source_ids=torch.arange(2),
         )
+
+
+@pytest.mark.parametrize("method", ["uniform", "labor"])
+@pytest.mark.parametrize("mode", ["native", "reference"])
+def test_several_keys_draw_as_each_alone(mode: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYHOP_KERNELS", mode)
+    indptr, indices = lists()
+    ids, cuts, keys = torch.arange(1200), [0, 300, 300, 301, 900], [KEY, 1, (1 << 64) - 1, 1 << 63]
+    rows = torch.randint(1200, (900,), generator=torch.Generator().manual_seed(3))
+    got = draw(indptr, indices, rows, 7, keys, ids=ids, method=method, cuts=cuts)
+    alone = [
+        draw(indptr, indices, rows[start:stop], 7, key, ids=ids, method=method)
+        for key, start, stop in zip(keys, cuts, cuts[1:])
+    ]
+    counts = torch.cat([ends.diff() for ends, _ in alone])
+    assert_same(
+        got,
+        (torch.cat([counts[:0], counts.new_zeros(1), counts.cumsum(0)]), torch.cat([p for _, p in alone])),
+    )
+    with pytest.raises(InputError, match="4 keys need"):
+        draw(indptr, indices, rows, 7, keys, ids=ids, cuts=[0, 300])

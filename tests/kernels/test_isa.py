@@ -52,6 +52,9 @@ for dtype in (torch.float32, torch.float64, torch.bfloat16):
         out = dropout(leaf, None, 0.4, 99, relu=width % 2 == 1)
         out.backward(rand(num_src, width, dtype=dtype))
         digest(f"dropout {dtype} {width}", out, leaf.grad)
+        bits = torch.tensor([1, 2, 4, 8, 16, 32], dtype=torch.uint8)[torch.randint(6, (num_src,), generator=gen)]
+        message = quantise_rows(leaf, bits, 31)
+        digest(f"quantise {dtype} {width}", message, dequantise_rows(message, bits, width, dtype=dtype))
         ids = torch.randint(num_src, (2000,), generator=gen)
         digest(f"gather {dtype} {width}", gather_rows(leaf, ids))
         digest(f"scatter {dtype} {width}", scatter_add_rows(h.detach().clone(), ids, rand(2000, width, dtype=dtype)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -152,3 +152,49 @@ def test_strided_views(mode: str) -> None:
     table = Relabel()
     table.start(torch.arange(10)[::2])
     assert table.add(torch.arange(10)[::3]).tolist() == [0, 5, 3, 6]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_lists_of_several_batches(mode: str, data: st.DataObject) -> None:
+    """Each mini-batch as if it were alone: its nodes, then its neighbours, by first appearance."""
+    node, table = st.integers(0, 30), Relabel()
+    batches = data.draw(st.lists(st.lists(node, unique=True, max_size=6), min_size=1, max_size=4))
+    ids = torch.tensor([each for batch in batches for each in batch], dtype=torch.int64)
+    order = torch.tensor(data.draw(st.permutations(range(ids.numel()))), dtype=torch.int64)
+    lists = [data.draw(st.lists(node, max_size=5)) for _ in order]  # lists[j] is of ids[order[j]]
+    cut = data.draw(st.integers(0, len(lists)))
+    pieces = [lists[:cut], lists[cut:]]
+    counts = [torch.tensor([len(each) for each in piece], dtype=torch.int64) for piece in pieces]
+    flat = [torch.tensor([i for each in piece for i in each], dtype=torch.int64) for piece in pieces]
+    cuts = torch.tensor([0, *(len(batch) for batch in batches)]).cumsum(0).tolist()
+    weights = [each.float() / 7 for each in flat] if data.draw(st.booleans()) else None
+    got = table.join(ids, cuts, order, counts, flat, weights)
+    of = {int(at): lists[j] for j, at in enumerate(order)}
+    known, rows, indptr, weighed, edge_cuts = [], [], [], [], [0]
+    for m, batch in enumerate(batches):
+        mine = [of[at] for at in range(cuts[m], cuts[m + 1])]
+        place = {each: row for row, each in enumerate(batch)}
+        rows += [place.setdefault(i, len(place)) for each in mine for i in each]
+        known += list(place)
+        indptr += [sum(len(each) for each in mine[:i]) for i in range(len(batch) + 1)]
+        weighed += [i for each in mine for i in each]
+        edge_cuts.append(len(rows))
+        assert got.cuts[m + 1] == len(known)
+    assert (got.ids.tolist(), got.rows.tolist(), got.indptr.tolist()) == (known, rows, indptr)
+    assert (got.rows.dtype, got.edge_cuts) == (torch.int32, edge_cuts)
+    assert (got.weights is None) == (weights is None)
+    if got.weights is not None:
+        assert torch.equal(got.weights, torch.tensor(weighed).float() / 7)
+
+
+def test_lists_in_their_order_and_what_is_refused(mode: str) -> None:
+    table, ids, one = Relabel(), torch.tensor([5, 3]), torch.tensor([1, 1])
+    got = table.join(ids, [0, 2], None, [one], [torch.tensor([7, 5])])
+    assert (got.ids.tolist(), got.rows.tolist()) == ([5, 3, 7], [2, 0])
+    with pytest.raises(InputError):
+        table.join(torch.tensor([5, 5]), [0, 2], None, [one], [torch.tensor([7, 5])])
+    with pytest.raises(InputError):
+        table.join(ids, [0, 2], None, [one], [torch.tensor([7, -1])])
+    with pytest.raises(InputError, match="3 neighbours"):
+        table.join(ids, [0, 2], None, [one], [torch.tensor([7, 5, 6])])

@@ -16,7 +16,7 @@ from polyhop.errors import ConfigError, PeerError
 from polyhop.graph import Graph
 from polyhop.partition import Partition, cut
 from polyhop.sample import NeighbourSampler
-from polyhop.sample.part import Drawn, PartSampler, grouped
+from polyhop.sample.part import Drawn, PartSampler
 from polyhop.sample.wire import Wire
 
 MakeGraph = Callable[..., Graph]
@@ -133,23 +133,6 @@ class _Short(Wire):
 def test_a_broken_reply_names_the_rank_that_sent_it(make_graph: MakeGraph) -> None:
     with pytest.raises(PeerError, match=r"rank 1 sent .* bytes of neighbours"):
         run_in_threads(2, cut_off, make_graph(60), (torch.arange(60) % 2).int())
-
-
-@pytest.mark.parametrize("is_sorted", [False, True])
-@settings(max_examples=60, deadline=None)
-@given(data=st.data())
-def test_grouped(is_sorted: bool, data: st.DataObject) -> None:
-    sizes = data.draw(st.lists(st.integers(0, 6), min_size=1, max_size=5))
-    bounds = torch.tensor([0, *sizes]).cumsum(0)
-    total = int(bounds[-1])
-    ids = torch.tensor(data.draw(st.permutations(range(total)))[: total // 2 + 1], dtype=torch.int64)
-    order, cuts = grouped(ids, bounds, is_sorted=is_sorted)
-    assert order.sort().values.tolist() == list(range(ids.numel()))
-    assert (cuts[0], cuts[-1]) == (0, ids.numel())
-    for q in range(len(sizes)):
-        mine = ids[order[cuts[q] : cuts[q + 1]]].tolist()
-        expected = [i for i in ids.tolist() if bounds[q] <= i < bounds[q + 1]]
-        assert mine == (sorted(expected) if is_sorted else expected)
 
 
 def test_unknown_method(make_graph: MakeGraph) -> None:

@@ -120,10 +120,11 @@ def sum_once(line: Collective, width: int, bucket_bytes: int) -> Cost:
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("width", [9, 2000])  # slices for the larger, where there are more than two ranks
 @pytest.mark.parametrize("bucket_bytes", [1, 1000, 1 << 22])
-def test_gradients_are_accounted_for(num_ranks: int, bucket_bytes: int) -> None:
-    sizes = bucket_sizes(list(GraphSAGE(9, 8, num_layers=2, out_channels=3).parameters()), bucket_bytes)
-    for rank, cost in enumerate(run_in_threads(num_ranks, sum_once, 9, bucket_bytes)):
+def test_gradients_are_accounted_for(num_ranks: int, bucket_bytes: int, width: int) -> None:
+    sizes = bucket_sizes(list(GraphSAGE(width, 8, num_layers=2, out_channels=3).parameters()), bucket_bytes)
+    for rank, cost in enumerate(run_in_threads(num_ranks, sum_once, width, bucket_bytes)):
         expected = account_gradients(sizes, 4, num_ranks, rank)
         assert dict(cost.bytes) == dict(expected.bytes)
         assert dict(cost.messages) == dict(expected.messages)

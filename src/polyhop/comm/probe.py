@@ -11,19 +11,22 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
 from polyhop.comm.collective import Collective
 
-__all__ = ["LinkSpeed", "measure_link"]
+__all__ = ["LinkSpeed", "PairCosts", "measure_link", "measure_pairs"]
 
 _ROUNDS = 9  # for the latency
 _REPEATS = 3  # of the size that is measured
 _FIRST_BYTES, _MOST_BYTES = 1 << 17, 1 << 24  # that a rank sends to all peers together
 _LONG_ENOUGH_S = 0.04  # a large exchange: a scheduler's delays are small beside it
 _GROWTH = 4
+_PAIR_BYTES = (1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 19)  # of messages between two ranks
 
 
 @dataclass(frozen=True)
@@ -69,3 +72,65 @@ def _seconds(line: Collective, num_bytes: int, times: int) -> list[float]:
     everyone = line.all_gather(taken, kind="sizes", counts=[times] * line.num_ranks)
     slowest: list[float] = torch.stack(everyone).amax(0).tolist()
     return slowest
+
+
+@dataclass(frozen=True)
+class PairCosts:
+    """Seconds of a message from rank i to rank j: ``per_byte[i][j]`` x bytes + ``per_message[i][j]``; alike on all ranks."""
+
+    per_byte: tuple[tuple[float, ...], ...]
+    per_message: tuple[tuple[float, ...], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, given: dict[str, Any]) -> PairCosts:
+        return cls(*(tuple(tuple(row) for row in given[name]) for name in ("per_byte", "per_message")))
+
+
+def measure_pairs(line: Collective, sizes: Sequence[int] = _PAIR_BYTES, repeats: int = 3) -> PairCosts:
+    """A line through the seconds of messages of several sizes, for every pair of ranks; all ranks call it together.
+
+    In round k every rank sends to the k-th after it and receives from the k-th before it; what a receiver waits, from a
+    barrier on, is the time of that pair. Of repeats the median counts.
+    """
+    num_ranks = line.num_ranks
+    taken = torch.zeros(num_ranks, len(sizes), dtype=torch.float64)  # from each rank to this one
+    for shift in range(1, num_ranks):
+        for at, size in enumerate(sizes):
+            taken[(line.rank - shift) % num_ranks, at] = statistics.median(
+                _pair_seconds(line, shift, size) for _ in range(repeats)
+            )
+    everyone = line.all_gather(taken.to(line.device), kind="sizes", counts=[num_ranks] * num_ranks)
+    per_byte = [[0.0] * num_ranks for _ in range(num_ranks)]
+    per_message = [[0.0] * num_ranks for _ in range(num_ranks)]
+    for receiver, table in enumerate(everyone):
+        for sender in range(num_ranks):
+            if sender != receiver:
+                slope, start = _fit(sizes, table[sender].tolist())
+                per_byte[sender][receiver], per_message[sender][receiver] = slope, start
+    return PairCosts(tuple(map(tuple, per_byte)), tuple(map(tuple, per_message)))
+
+
+def _pair_seconds(line: Collective, shift: int, num_bytes: int) -> float:
+    to, source = (line.rank + shift) % line.num_ranks, (line.rank - shift) % line.num_ranks
+    payload = torch.zeros(num_bytes, dtype=torch.uint8, device=line.device)
+    line.barrier()
+    start = time.perf_counter()
+    sending = line.start_send(payload, to, kind="sizes")
+    line.receive([num_bytes], torch.uint8, source)
+    if line.device.type == "cuda":
+        torch.cuda.synchronize(line.device)
+    seconds = time.perf_counter() - start
+    sending.wait()
+    return seconds
+
+
+def _fit(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
+    """Least squares; neither figure is less than next to nothing."""
+    mean_x, mean_y = statistics.mean(sizes), statistics.mean(seconds)
+    spread = sum((x - mean_x) ** 2 for x in sizes)
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in zip(sizes, seconds, strict=True)) / spread
+    slope = max(slope, 1e-13)
+    return slope, max(mean_y - slope * mean_x, 0.0)

@@ -7,7 +7,8 @@ sent. Each strategy has two pure functions that return a ``Cost`` per rank:
     estimate(...)  from facts known before the run: within a tenth
 
 Kinds: ``ids`` (requests and neighbour lists), ``features`` (input rows), ``hidden`` (rows between layers), ``gradients``,
-``weights``, ``scores`` (evaluation, prediction), ``sizes`` (8-byte lengths of messages whose length only the sender knows).
+``weights``, ``statistics`` (of BatchNorm), ``widths`` (what the widths of quantised messages are chosen by), ``scores``
+(evaluation, prediction), ``sizes`` (8-byte lengths of messages whose length only the sender knows).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 
 __all__ = ["KINDS", "Cost", "Traffic"]
 
-KINDS = ("ids", "features", "hidden", "gradients", "weights", "scores", "sizes")
+KINDS = ("ids", "features", "hidden", "gradients", "weights", "statistics", "widths", "scores", "sizes")
 
 
 @dataclass(frozen=True)

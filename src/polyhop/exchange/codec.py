@@ -6,7 +6,10 @@
     int8       1 byte a value and one float32 scale a row, error at most half a step of max|row| / 127; deterministic.
                A row too small for a scale (max|row| < 127 / 2^127) arrives as zeros; one with NaN or infinity in it, as NaN
 
-Legend: n rows, F columns.
+These are of features, a fixed width a row and the same bytes every time (``RowCodec``). ``MixedCodec`` is of what changes in
+training: each row has its own width and is rounded at random, without bias.
+
+Legend: n rows, k rows of a message, F columns.
 """
 
 from __future__ import annotations
@@ -16,9 +19,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polyhop.errors import ConfigError, unknown
+from polyhop.errors import ConfigError, InputError, unknown
+from polyhop.kernels.quantise import dequantise_rows, quantise_rows, quantised_bytes
 
-__all__ = ["DTYPES", "RowCodec"]
+__all__ = ["DTYPES", "MixedCodec", "RowCodec"]
 
 DTYPES = ("auto", "float32", "bfloat16", "int8")
 _LEVELS = 127.0
@@ -78,3 +82,49 @@ class RowCodec:
     def rounded(self, rows: Tensor) -> Tensor:
         """Rows as they would arrive: what a rank's own rows must be, for results not to depend on who owns them."""
         return self.decode(self.encode(rows), rows.shape[0]) if self.is_lossy else rows
+
+
+class MixedCodec:
+    """One message of rows of mixed widths, from one rank to another: 1, 2, 4 or 8 bits a value, 16 or 32 passed through.
+
+    Both ends have one for each direction of a channel, with the same widths; ``polyhop.kernels.quantise`` says what the
+    bytes are and what is promised of them.
+    """
+
+    def __init__(self, num_columns: int, bits: Tensor) -> None:
+        self.num_columns = num_columns
+        self.bits = bits.contiguous()  # uint8 [k]
+        self.num_bytes = quantised_bytes(self.bits, num_columns)  # of the message
+        self._bits: dict[torch.device, Tensor] = {}  # where rows are
+
+    @property
+    def num_rows(self) -> int:
+        return self.bits.numel()
+
+    def encode(
+        self, source: Tensor, rows: Tensor | None, ids: Tensor | None, key: int, ranges: Tensor | None = None
+    ) -> Tensor:
+        """uint8 [num_bytes]: rows ``rows`` (int64 [k]; None = all) of source [n, F], rounded by (key, ids int64 [k]).
+
+        ``ranges`` (float32 [k]) receives max - min of each row. NotFiniteError, with the place of the row, if one is not
+        finite: the caller knows of which layer and rank.
+        """
+        if source.dim() != 2 or source.shape[1] != self.num_columns:
+            raise InputError(
+                f"rows of {self.num_columns} columns expected, got {list(source.shape)}: the channel is of another layer"
+            )
+        here = source.device
+        rows, ids = (None if given is None else given.to(here) for given in (rows, ids))
+        return quantise_rows(source, self._bits_on(here), key, rows=rows, ids=ids, ranges=ranges)
+
+    def _bits_on(self, device: torch.device) -> Tensor:
+        if device not in self._bits:
+            self._bits[device] = self.bits.to(device)
+        return self._bits[device]
+
+    def decode(
+        self, message: Tensor, dtype: torch.dtype = torch.float32, *, out: Tensor | None = None
+    ) -> Tensor:
+        """Rows [k, F] of a message, into ``out`` if given; InputError if it is cut or damaged."""
+        bits = self._bits_on(message.device)
+        return dequantise_rows(message, bits, self.num_columns, dtype=dtype, out=out)

@@ -20,7 +20,7 @@ from polyhop.errors import ConfigError
 from polyhop.exchange.codec import RowCodec
 from polyhop.graph import AnyPart, FeatureStore, MatrixFeatures, SparseFeatures, SparseRows
 from polyhop.kernels import gather_rows
-from polyhop.sample.part import grouped
+from polyhop.kernels.owners import by_owner
 from polyhop.sample.wire import Wire
 
 __all__ = ["Fetched", "NodeFacts", "Piece", "RowFetch", "RowFormat"]
@@ -45,6 +45,16 @@ class NodeFacts:
             self.in_degree.index_select(0, rows),
             None if in_weight is None else in_weight.index_select(0, rows),
             None if loops is None else loops.index_select(0, rows),
+        )
+
+    def between(self, start: int, stop: int) -> NodeFacts:
+        """Of nodes start .. stop - 1, not copied."""
+        in_weight, loops = self.in_weight, self.loop_weight
+        return NodeFacts(
+            self.user_ids[start:stop],
+            self.in_degree[start:stop],
+            None if in_weight is None else in_weight[start:stop],
+            None if loops is None else loops[start:stop],
         )
 
     @staticmethod
@@ -234,28 +244,30 @@ class RowFetch:
 
     def pieces(self, line: Collective, ids: Tensor) -> list[Piece]:
         """The same as it arrives: one piece from each owner, and what the cache holds."""
-        order, cuts = grouped(ids, self.part.bounds, is_sorted=not self.wire.is_plain)
-        bounds, own, nothing = self.part.bounds.tolist(), line.rank, ids[:0]
+        own, nothing = line.rank, ids[:0]
+        is_sorted = not self.wire.is_plain
+        order, rows, counted = by_owner(ids, [0, ids.numel()], self.part.bounds, own, is_sorted=is_sorted)
+        sizes = counted[:, 0].tolist()
+        placed, asked = (
+            list(torch.split(each, sizes)) for each in (order, rows)
+        )  # where in ids; rows of each owner
         held: list[Tensor] = []  # positions in the cache
-        asked: list[Tensor] = []  # rows of each owner that are fetched
-        placed: list[Tensor] = []  # where in ids they belong
         cached_at: list[Tensor] = []
-        for q in range(line.num_ranks):
-            at = order[cuts[q] : cuts[q + 1]]
-            wanted = ids.index_select(0, at)
-            if q != own and self._cache is not None:
+        if self._cache is not None:
+            for q in range(line.num_ranks):
+                if q == own:
+                    continue
+                wanted = ids.index_select(0, placed[q])
                 found = torch.searchsorted(self._cache.ids, wanted).clamp_(max=self._cache.ids.numel() - 1)
                 is_held = self._cache.ids.index_select(0, found) == wanted
                 held.append(found[is_held])
-                cached_at.append(at[is_held])
-                at, wanted = at[~is_held], wanted[~is_held]
-            placed.append(at)
-            asked.append(wanted - bounds[q])
-        requests = [self.wire.request(rows if q != own else nothing) for q, rows in enumerate(asked)]
+                cached_at.append(placed[q][is_held])
+                placed[q], asked[q] = placed[q][~is_held], asked[q][~is_held]
+        requests = [self.wire.request(nothing if q == own else some) for q, some in enumerate(asked)]
         arriving = line.all_to_all(requests, kind="ids")
         replies = [self._reply(data) for data in arriving]
         each = self.format.row_bytes
-        counts = [0 if q == own else each * rows.numel() for q, rows in enumerate(asked)] if each else None
+        counts = [0 if q == own else each * some.numel() for q, some in enumerate(asked)] if each else None
         leaving = line.start_all_to_all(replies, kind="features", counts=counts)
         pieces: list[Piece] = []
         mine = self.own(asked[own]), self.own_facts(asked[own])
@@ -263,8 +275,8 @@ class RowFetch:
             got = mine if q == own else self.format.decode(data, asked[q].numel(), self._x)
             pieces.append(Piece(placed[q], *got))
         if held and self._cache is not None:
-            rows = torch.cat(held)
-            kept = _rows_at(self._cache.rows, rows), self._cache.facts.at(rows)
+            at = torch.cat(held)
+            kept = _rows_at(self._cache.rows, at), self._cache.facts.at(at)
             pieces.append(Piece(torch.cat(cached_at), *kept))
         return pieces
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from polyhop.comm import Collective
 from polyhop.errors import ConfigError
-from polyhop.exchange.features import RowFetch
+from polyhop.exchange.features import NodeFacts, RowFetch
 from polyhop.graph import Block, PooledRows, SparseRows
 from polyhop.kernels import Key, Purpose, random_u32
 from polyhop.sample import MiniBatch
@@ -122,26 +122,28 @@ class PartLoader:
         with self.trace.span("load", epoch=epoch, step=step):
             fetched = self.fetch.fetch(self.line, drawn.ids)
             facts = fetched.facts
-            blocks = blocks_of(drawn, facts.user_ids, facts.in_degree, facts.in_weight, facts.loop_weight)
+            blocks = blocks_of(drawn, facts)
             batch = MiniBatch(step, facts.user_ids[: seeds.numel()], blocks)
             return PartBatch(batch, fetched.x, self._y[seeds - self._start], self.seeds.count(step))
 
 
-def blocks_of(
-    drawn: Drawn, user_ids: Tensor, in_degree: Tensor, in_weight: Tensor | None, loop_weight: Tensor | None
-) -> tuple[Block, ...]:
-    """The drawn layers as Blocks, input layer first."""
-    return tuple(
-        Block(
-            layer.indptr,
-            layer.indices,
-            layer.num_src,
-            src_ids=user_ids[: layer.num_src],
-            edge_weight=layer.edge_weight,
-            in_degree=in_degree[: layer.num_src],
-            in_weight=None if in_weight is None else in_weight[: layer.num_src],
-            loop_weight=None if loop_weight is None else loop_weight[: layer.num_src],
-            is_sampled=layer.is_sampled,
+def blocks_of(drawn: Drawn, facts: NodeFacts, rows: Tensor | None = None) -> tuple[Block, ...]:
+    """The drawn layers as Blocks, input layer first; ``facts`` of the input nodes, ``rows`` of theirs in a pool."""
+    blocks = []
+    for i, layer in enumerate(drawn.layers):
+        known = facts.between(0, layer.num_src)
+        blocks.append(
+            Block(
+                layer.indptr,
+                layer.indices,
+                layer.num_src,
+                src_ids=known.user_ids,
+                edge_weight=layer.edge_weight,
+                in_degree=known.in_degree,
+                in_weight=known.in_weight,
+                loop_weight=known.loop_weight,
+                rows=rows if i == 0 else None,
+                is_sampled=layer.is_sampled,
+            )
         )
-        for layer in drawn.layers
-    )
+    return tuple(blocks)

@@ -14,7 +14,8 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -161,7 +162,7 @@ class WindowLoader:
             table = table.first(count)
             steps = [self._waiting.popleft() for _ in range(count)]
             rows, facts = self._rows(table.ids, window, in_flight)
-            batches = [self._batch(step, rows, facts, at) for step, at in zip(steps, table.rows, strict=True)]
+            batches = self._batches(steps, rows.index_select(0, table.rows), facts.at(table.rows), table.cuts)
         told = Loaded(
             window,
             count,
@@ -243,25 +244,29 @@ class WindowLoader:
         back[torch.cat(at)] = torch.arange(ids.numel())
         return rows, NodeFacts.joined(pieces).at(back)
 
-    def _batch(self, step: _Step, rows: Tensor, facts: NodeFacts, at: Tensor) -> PartBatch:
-        """The mini-batch whose input nodes are the window's nodes ``at``."""
-        known, places = facts.at(at), rows.index_select(0, at)
-        blocks = blocks_of(step.drawn, known.user_ids, known.in_degree, known.in_weight, known.loop_weight)
-        batch = MiniBatch(step.step, known.user_ids[: step.seeds.numel()], blocks)
-        y = self._y[step.seeds - self.sampler.part.start]
-        if self.pool.is_sparse:
-            return PartBatch(batch, self.pool.sparse(places), y, self.seeds.count(step.step))
+    def _batches(
+        self, steps: Sequence[_Step], places: Tensor, facts: NodeFacts, cuts: Sequence[int]
+    ) -> list[PartBatch]:
+        """The mini-batches, of whose input nodes rows and facts lie one mini-batch after the other."""
+        seeds = torch.cat([step.seeds for step in steps]) - self.sampler.part.start
+        labels = torch.split(self._y[seeds], [step.seeds.numel() for step in steps])
+        x = None if self.pool.is_sparse else self._pooled()
+        found = []
+        for step, y, (start, stop) in zip(steps, labels, pairwise(cuts), strict=True):
+            known, rows = facts.between(start, stop), places[start:stop]
+            blocks = blocks_of(step.drawn, known, None if x is None else rows)
+            batch = MiniBatch(step.step, known.user_ids[: step.seeds.numel()], blocks)
+            inputs = self.pool.sparse(rows) if x is None else x
+            found.append(PartBatch(batch, inputs, y, self.seeds.count(step.step)))
+        return found
+
+    def _pooled(self) -> PooledRows:
+        """Own rows and those of the pool, where they lie."""
         values = self.pool.values
         own = values[:0] if self.in_place is None else self.in_place
-        if values.shape[1] != own.shape[1]:  # nothing was ever fetched
-            values = own[:0]
-        first = replace(blocks[0], rows=places)
-        return PartBatch(
-            replace(batch, blocks=(first, *blocks[1:])),
-            PooledRows(own, values),
-            y,
-            self.seeds.count(step.step),
-        )
+        return PooledRows(
+            own, values if values.shape[1] == own.shape[1] else own[:0]
+        )  # nothing was ever fetched
 
 
 @dataclass(frozen=True, eq=False)
@@ -269,12 +274,14 @@ class _Union:
     """The distinct input nodes of a window, by first appearance."""
 
     ids: Tensor  # int64 [U]
-    rows: list[Tensor]  # for each mini-batch, int64 [S]: its input nodes among ids
+    rows: Tensor  # int64: the input nodes of each mini-batch among ids, one mini-batch after the other
+    cuts: list[int]  # where each mini-batch begins in rows, and the end
     ends: list[int]  # how many are known after each mini-batch
 
     def first(self, count: int) -> _Union:
         """Of the first ``count`` mini-batches."""
-        return _Union(self.ids[: self.ends[count - 1]], self.rows[:count], self.ends[:count])
+        cuts, ends = self.cuts[: count + 1], self.ends[:count]
+        return _Union(self.ids[: ends[-1]], self.rows[: cuts[-1]], cuts, ends)
 
 
 def _held_bytes(batch: PartBatch) -> int:
@@ -290,14 +297,13 @@ def _held_bytes(batch: PartBatch) -> int:
 
 def _needs(table: _Union, lacks: Tensor) -> list[int]:
     """Slots that the first mini-batch needs, the first two, ...; ``lacks`` bool [U]: nodes without one of their own."""
-    total = lacks.long().cumsum(0)
-    return [int(total[end - 1]) if end else 0 for end in table.ends]
+    total = torch.cat([torch.zeros(1, dtype=torch.int64), lacks.cumsum(0)])
+    return [int(need) for need in total[table.ends].tolist()]
 
 
 def _union(table: Relabel, ids: Sequence[Tensor]) -> _Union:
-    table.start(ids[0][:0])
-    rows, ends = [], []
-    for each in ids:
-        rows.append(table.add(each).long())
-        ends.append(len(table))
-    return _Union(table.ids(), rows, ends)
+    everyone, cuts = torch.cat(list(ids)), [0, *accumulate(each.numel() for each in ids)]
+    table.start(everyone[:0])
+    rows = table.add(everyone).long()
+    known = torch.cat([torch.zeros(1, dtype=torch.int64), torch.cummax(rows, 0).values + 1])
+    return _Union(table.ids(), rows, cuts, known[cuts[1:]].tolist())

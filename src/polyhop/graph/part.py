@@ -8,7 +8,7 @@ Legend: n own nodes, H halo nodes, S = n + H sources, E edges of the part, P par
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -77,8 +77,18 @@ class AnyPart(Protocol):
     @property
     def loop_weight(self) -> Tensor | None: ...
 
-    def drawn(self, rows: Tensor, fanout: int, key: int, method: str) -> tuple[Tensor, Tensor, Tensor | None]:
-        """(counts int64 [k], neighbours int64 [E] by new id, weights float32 [E] or None): what own rows draw."""
+    def drawn(
+        self,
+        rows: Tensor,
+        fanout: int,
+        key: int | Sequence[int],
+        method: str,
+        cuts: Sequence[int] | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """(counts int64 [k], neighbours int64 [E] by new id, weights float32 [E] or None): what own rows draw.
+
+        With several keys, rows cuts[m] .. cuts[m + 1] - 1 draw under key[m].
+        """
         ...
 
     def facts_of(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
@@ -126,12 +136,12 @@ class Part:
     def num_parts(self) -> int:
         return self.bounds.numel() - 1
 
-    @property
+    @cached_property
     def start(self) -> int:
         """New id of the first own node."""
         return int(self.bounds[self.index])
 
-    @property
+    @cached_property
     def num_nodes(self) -> int:
         return int(self.bounds[self.index + 1]) - self.start
 
@@ -152,11 +162,18 @@ class Part:
     def _new_ids(self) -> Tensor:
         return self.new_ids()
 
-    def drawn(self, rows: Tensor, fanout: int, key: int, method: str) -> tuple[Tensor, Tensor, Tensor | None]:
+    def drawn(
+        self,
+        rows: Tensor,
+        fanout: int,
+        key: int | Sequence[int],
+        method: str,
+        cuts: Sequence[int] | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """What own rows (int64 [k]) draw: see AnyPart."""
         ends, position = draw(
             self.indptr, self.indices, rows, fanout, key,
-            ids=self.user_ids, source_ids=self.src_ids, method=method,
+            ids=self.user_ids, source_ids=self.src_ids, method=method, cuts=cuts,
         )  # fmt: skip
         weights = None if self.edge_weight is None else self.edge_weight[position].to(torch.float32)
         return ends.diff(), self._new_ids.index_select(0, self.indices.index_select(0, position)), weights

@@ -10,6 +10,7 @@ Legend: N nodes, n own nodes, P parts, F features, C classes, T train nodes, k r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 
@@ -146,10 +147,23 @@ class ProceduralPart:
     def loop_weight(self) -> None:
         return None
 
-    def drawn(self, rows: Tensor, fanout: int, key: int, method: str) -> tuple[Tensor, Tensor, None]:
-        """(counts int64 [k], neighbours int64 [E]): what own rows (int64 [k]) draw."""
-        ends, neighbours = virtual_draw(self.graph, rows + self.start, fanout, key, method=method)
-        return ends.diff(), neighbours, None
+    def drawn(
+        self,
+        rows: Tensor,
+        fanout: int,
+        key: int | Sequence[int],
+        method: str,
+        cuts: Sequence[int] | None = None,
+    ) -> tuple[Tensor, Tensor, None]:
+        """(counts int64 [k], neighbours int64 [E]): what own rows (int64 [k]) draw; several keys as in AnyPart."""
+        keys = [key] if isinstance(key, int) else key
+        ids = torch.tensor_split(rows + self.start, [] if cuts is None else cuts[1:-1])
+        drawn = [
+            virtual_draw(self.graph, some, fanout, each, method=method)
+            for each, some in zip(keys, ids, strict=True)
+        ]
+        counts, neighbours = zip(*((ends.diff(), found) for ends, found in drawn), strict=True)
+        return torch.cat(counts), torch.cat(neighbours), None
 
     def facts_of(self, rows: Tensor) -> tuple[Tensor, Tensor, None, None]:
         """(ids int64 [k], in-degrees int32 [k]) of own rows (int64 [k])."""

@@ -8,6 +8,8 @@ Legend: N rows of the graph, E edges, S sources, k rows that draw.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from operator import index
 
 import torch
@@ -26,32 +28,53 @@ def draw(
     indices: Tensor,
     rows: Tensor,
     fanout: int,
-    key: int,
+    key: int | Sequence[int],
     *,
     ids: Tensor,
     source_ids: Tensor | None = None,
     method: str = "uniform",
+    cuts: Sequence[int] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(ends int64 [k + 1], position int64 [ends[k]]): row i draws indices[position[ends[i] : ends[i + 1]]], ascending.
 
     indptr int64 [N + 1], indices int32 or int64 [E]: in-edges in CSC. ``rows`` int64 [k], in any order, repeats allowed;
     ``fanout`` at least 1, or -1 for all; ``key`` 64 bits. ``ids`` int64 [N] keys the draw of each row: the node's id in the
     whole graph. For ``labor``, ``source_ids`` int64 [S] is the same for the sources that indices name (None: indices are
-    such ids). A row outside 0 .. N-1 is an InputError naming its position.
+    such ids). A row outside 0 .. N-1 is an InputError naming its position. With several keys, rows
+    cuts[m] .. cuts[m + 1] - 1 draw under key[m].
     """
     fanout = _check(indptr, indices, rows, fanout, ids, source_ids, method)
-    if not native.serves(indptr, indices, rows, ids, source_ids, op="ph_draw"):
+    keys, cuts = _segments(key, cuts, rows.numel())
+    if not native.serves(indptr, indices, rows, ids, source_ids, op="ph_draw_keys"):
         num_rows = indptr.numel() - 1
         bad = ((rows < 0) | (rows >= num_rows)).nonzero()
         if bad.numel():
             raise _outside(rows, int(bad[0]), num_rows)
-        return reference.draw(
-            indptr, indices, rows, fanout, key, ids=ids[rows], source_ids=source_ids, method=method
-        )
+        drawn = [
+            reference.draw(
+                indptr, indices, some, fanout, each, ids=ids[some], source_ids=source_ids, method=method
+            )
+            for each, some in zip(keys, torch.split(rows, [b - a for a, b in pairwise(cuts)]), strict=True)
+        ]
+        counts = torch.cat([rows.new_zeros(1), *(ends.diff() for ends, _ in drawn)])
+        return counts.cumsum(0), torch.cat([position for _, position in drawn])
     return _draw_native(
-        indptr.contiguous(), indices.contiguous(), rows.contiguous(), fanout, key, ids.contiguous(),
+        indptr.contiguous(), indices.contiguous(), rows.contiguous(), fanout, keys, cuts, ids.contiguous(),
         None if source_ids is None else source_ids.contiguous(), reference.DRAW_METHODS.index(method),
     )  # fmt: skip
+
+
+def _segments(
+    key: int | Sequence[int], cuts: Sequence[int] | None, num_rows: int
+) -> tuple[Sequence[int], Sequence[int]]:
+    if isinstance(key, int):
+        return [key], [0, num_rows]
+    is_cut = cuts is not None and len(cuts) == len(key) + 1 and cuts[0] == 0 and cuts[-1] == num_rows
+    if cuts is None or not is_cut or any(b < a for a, b in pairwise(cuts)):
+        raise InputError(
+            f"draw: {len(key)} keys need ascending cuts of {num_rows} rows, from 0: one more than keys"
+        )
+    return key, cuts
 
 
 def _draw_native(
@@ -59,7 +82,8 @@ def _draw_native(
     indices: Tensor,
     rows: Tensor,
     fanout: int,
-    key: int,
+    keys: Sequence[int],
+    cuts: Sequence[int],
     ids: Tensor,
     source_ids: Tensor | None,
     method: int,
@@ -70,9 +94,10 @@ def _draw_native(
     if bad >= 0:
         raise _outside(rows, bad, num_rows)
     position = torch.empty(int(ends[k]), dtype=torch.int64)
+    signed = [key - (1 << 64) if key >> 63 else key for key in keys]
     status = native.call(
-        "ph_draw", indptr, indices, native.id_code(indices), indices.numel(), rows, k, ends, fanout, key, method, ids,
-        source_ids, position, threads,
+        "ph_draw_keys", indptr, indices, native.id_code(indices), indices.numel(), rows, ends, fanout,
+        torch.tensor(signed), torch.tensor(cuts), len(keys), method, ids, source_ids, position, threads,
     )  # fmt: skip
     if status < 0:
         raise KernelError(

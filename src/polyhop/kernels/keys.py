@@ -26,6 +26,7 @@ class Purpose(IntEnum):
     SYNTH = 6
     INIT = 7
     PARTITION = 8
+    BOUNDARY = 9
 
 
 def _mix(z: int) -> int:

@@ -9,16 +9,15 @@ from __future__ import annotations
 import ctypes
 import os
 import warnings
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 
 from polyhop.errors import ConfigError, KernelError, unknown
 
-__all__ = ["call", "float_code", "id_code", "library", "num_threads", "pointer", "serves", "status"]
+__all__ = ["call", "float_code", "id_code", "library", "num_threads", "serves", "status"]
 
 _ABI = 1
 _MODES = ("auto", "native", "reference")
@@ -73,9 +72,11 @@ def serves(
     mode = _mode()
     if mode == "reference":
         return False
-    on_cpu = all(t is None or t.device.type == "cpu" for t in tensors)
-    known = all(t is None or not t.is_floating_point() or t.dtype in dtypes for t in tensors)
-    if not (on_cpu and known):
+    is_served = True
+    for t in tensors:
+        if t is not None and not (t.is_cpu and (t.dtype in dtypes or not t.is_floating_point())):
+            is_served = False
+    if not is_served:
         if mode == "native":
             given = ", ".join(f"{t.dtype} on {t.device}" for t in tensors if t is not None)
             raise KernelError(f"POLYHOP_KERNELS=native, but no native kernel for {given}")
@@ -98,25 +99,33 @@ def _has(op: str) -> bool:
 
 
 @cache
-def _function(op: str) -> Callable[..., int]:
+def _function(op: str) -> Any:
     function = getattr(library(), op, None)
     if function is None:
         raise KernelError(f"the native library has no {op}: reinstall polyhop")
     function.restype = ctypes.c_int64
-    return cast("Callable[..., int]", function)
+    return function
 
 
 def call(op: str, *args: torch.Tensor | int | float | None) -> int:
     """Call one C function: tensors as addresses, whole numbers as int64 (keys as their 64 bits), floats as double."""
-    given: list[ctypes.c_void_p | ctypes.c_int64 | ctypes.c_double] = []
+    function = _function(op)
+    given: list[int | float | None] = []
     for arg in args:
-        if arg is None or isinstance(arg, torch.Tensor):
-            given.append(pointer(arg))
-        elif isinstance(arg, float):
-            given.append(ctypes.c_double(arg))
+        if isinstance(arg, torch.Tensor):
+            assert arg.is_contiguous(), "native kernels take contiguous tensors"
+            given.append(arg.data_ptr())
         else:
-            given.append(ctypes.c_int64(arg))
-    return _function(op)(*given)
+            given.append(arg)
+    if function.argtypes is None:  # every call has the same kind of argument in each place
+        function.argtypes = [_c_type(arg) for arg in args]
+    return cast(int, function(*given))
+
+
+def _c_type(arg: torch.Tensor | int | float | None) -> Any:
+    if arg is None or isinstance(arg, torch.Tensor):
+        return ctypes.c_void_p
+    return ctypes.c_double if isinstance(arg, float) else ctypes.c_int64
 
 
 _FLOAT_CODES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.int8: 3, torch.uint8: 4}
@@ -154,11 +163,3 @@ def num_threads() -> int:
     if not given.isdigit() or int(given) < 1:
         raise ConfigError(f"POLYHOP_THREADS={given!r}: expected a whole number of at least 1")
     return int(given)
-
-
-def pointer(tensor: torch.Tensor | None) -> ctypes.c_void_p:
-    """Address of a contiguous tensor's data, or null. The caller keeps the tensor alive for the length of the call."""
-    if tensor is None:
-        return ctypes.c_void_p(None)
-    assert tensor.is_contiguous(), "native kernels take contiguous tensors"
-    return ctypes.c_void_p(tensor.data_ptr())

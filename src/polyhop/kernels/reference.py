@@ -15,13 +15,19 @@ from polyhop.kernels.keys import fold
 
 __all__ = [
     "DRAW_METHODS",
+    "WIDTHS",
     "attention",
+    "dequantise_rows",
     "draw",
     "dropout",
     "dropout_values",
     "gather_rows",
     "keep_lanes",
     "philox",
+    "quantise_bad_bits",
+    "quantise_code_bytes",
+    "quantise_limit",
+    "quantise_rows",
     "random_u32",
     "relabel",
     "scatter_add_rows",
@@ -32,6 +38,7 @@ __all__ = [
 ]
 
 DRAW_METHODS = ("uniform", "labor")
+WIDTHS = (1, 2, 4, 8, 16, 32)  # bits a value of a quantised row
 
 _NARROW = 65536  # largest degree served by 32-bit draws
 _LOW = 0xFFFFFFFF
@@ -311,3 +318,132 @@ def relabel(ids: Tensor, more: Tensor) -> tuple[Tensor, Tensor]:
     row = torch.empty_like(order)
     row[order] = torch.arange(order.numel(), device=ids.device)
     return distinct[order], row[which[ids.numel() :]].to(torch.int32)
+
+
+_SMALLEST_STEP = 2.0**-110  # 65536 / step is a float
+_LARGEST = 2.0**126  # no difference of two such values overflows
+
+
+def quantise_bad_bits(bits: Tensor) -> int:
+    """Place of the first width that there is not, or -1."""
+    return _first(~torch.isin(bits, torch.tensor(WIDTHS, dtype=torch.uint8, device=bits.device)))
+
+
+def quantise_code_bytes(bits: Tensor, num_columns: int) -> Tensor:
+    """int64 [k]: bytes of each row's codes."""
+    return (bits.long() * num_columns + 7) // 8
+
+
+def quantise_limit(bits: Tensor) -> Tensor:
+    """float32 [k]: what the magnitude of a row's values must be below."""
+    return torch.where(bits == 32, torch.inf, _LARGEST).to(torch.float32)
+
+
+def quantise_rows(
+    h: Tensor, bits: Tensor, key: int, rows: Tensor | None, ids: Tensor, ranges: Tensor | None = None
+) -> tuple[Tensor, int]:
+    """uint8 [B], the message of rows int64 [k] of h in bits uint8 [k]; and -1, or the first row that cannot be sent."""
+    x = (h if rows is None else h[rows]).to(torch.float32)
+    low, high = (x.amin(1) + 0.0, x.amax(1)) if x.shape[1] else (x.new_zeros(len(x)), x.new_zeros(len(x)))
+    limit = quantise_limit(bits)
+    bad = _first(~((low > -limit) & (high < limit)))  # NaN is neither
+    if bad >= 0:
+        return bits.new_empty(0), bad
+    if ranges is not None:
+        ranges.copy_(high - low)
+    ends = _ends(quantise_code_bytes(bits, x.shape[1]))
+    params = torch.zeros(2, bits.numel(), dtype=torch.int64, device=h.device)  # zero, step
+    parts = []
+    for width in WIDTHS:
+        at = (bits == width).nonzero()[:, 0]
+        if not at.numel() or not x.shape[1]:
+            params[1, at] = 0x8000 * (width <= 8)  # without columns: the constant 0
+            continue
+        if width > 8:
+            wire = torch.bfloat16 if width == 16 else torch.float32
+            codes = x[at].to(wire).flatten().view(torch.uint8).view(len(at), x.shape[1] * wire.itemsize)
+        else:
+            codes, params[:, at] = _codes(x[at], low[at], high[at], ids[at], width, key)
+        parts.append((ends[at, None] + torch.arange(codes.shape[1], device=h.device), codes))
+    message = bits.new_empty(int(ends[-1]))
+    for place, codes in parts:
+        message[place] = codes
+    sent = params[:, bits <= 8].flatten()
+    return torch.cat([message, torch.stack([sent & 0xFF, sent >> 8], 1).flatten().to(torch.uint8)]), -1
+
+
+def dequantise_rows(message: Tensor, bits: Tensor, num_columns: int) -> tuple[Tensor, int]:
+    """float32 [k, F], the rows of a message of the right length; and -1, or the first row that no encoder writes."""
+    ends = _ends(quantise_code_bytes(bits, num_columns))
+    halves = message[int(ends[-1]) :].long().view(2, int((bits <= 8).sum()), 2)
+    zero_bits, step_bits = torch.zeros(2, bits.numel(), dtype=torch.int64, device=bits.device)
+    zero_bits[bits <= 8], step_bits[bits <= 8] = halves[:, :, 0] | halves[:, :, 1] << 8
+    out = torch.empty(bits.numel(), num_columns, device=bits.device)
+    is_bad = torch.zeros_like(bits, dtype=torch.bool)
+    for width in WIDTHS:
+        at = (bits == width).nonzero()[:, 0]
+        if not at.numel():
+            continue
+        row_bytes, top = (num_columns * width + 7) // 8, (1 << width) - 1
+        packed = message[ends[at, None] + torch.arange(row_bytes, device=bits.device)]
+        if width > 8:
+            wire = torch.bfloat16 if width == 16 else torch.float32
+            out[at] = packed.flatten().view(wire).view(len(at), num_columns).to(torch.float32)
+            is_bad[at] = ~torch.isfinite(out[at]).all(1)
+            continue
+        shift = torch.arange(0, 8, width, device=bits.device)
+        codes = ((packed.long()[:, :, None] >> shift) & top).flatten(1)[:, :num_columns]
+        zero, step = _from_bits(zero_bits[at] << 16), _from_bits(step_bits[at] << 16)
+        is_good = (zero.abs() <= _LARGEST) & (step >= _SMALLEST_STEP) & (step * top + zero < 2 * _LARGEST)
+        lowest = codes[:, 0] & 1 if num_columns else torch.zeros_like(at)
+        constant = _from_bits(zero_bits[at] << 16 | (step_bits[at] & 0x7FFF) << 1 | lowest)
+        is_constant = step_bits[at] >= 0x8000
+        is_bad[at] = ~torch.where(is_constant, constant.abs() < _LARGEST, is_good)
+        rows = codes.to(torch.float32) * step[:, None] + zero[:, None]
+        out[at] = torch.where(is_constant[:, None], constant[:, None], rows)
+    return out, _first(is_bad)
+
+
+def _codes(x: Tensor, low: Tensor, high: Tensor, ids: Tensor, width: int, key: int) -> tuple[Tensor, Tensor]:
+    """Packed codes uint8 [m, bytes] of rows x [m, F], and the bits of their parameters int64 [2, m]: zero and step."""
+    low_bits, top = _to_bits(low), (1 << width) - 1
+    zero_bits = torch.where(low < 0, low_bits + 0xFFFF, low_bits) >> 16
+    zero = _from_bits(zero_bits << 16)
+    wanted = (high.double() - zero.double()) / top
+    step = wanted.float()
+    step = torch.where(step.double() < wanted, _from_bits(_to_bits(step) + 1), step).clamp(min=_SMALLEST_STEP)
+    step_bits = (_to_bits(step) + 0xFFFF) >> 16
+    scale = torch.full_like(step, 65536.0) / _from_bits(step_bits << 16)
+
+    blocks = torch.arange((x.shape[1] + 7) // 8, device=x.device)
+    lanes = _lanes(philox(key, ids[:, None].expand(-1, blocks.numel()), blocks)).flatten(1)[:, : x.shape[1]]
+    fixed = ((x - zero[:, None]) * scale[:, None]).round().long()
+    codes = (fixed.clamp(max=top << 16) + lanes) >> 16
+
+    is_constant = low == high  # all its bits are sent, one of them as the first code's lowest
+    codes[is_constant] = 0
+    codes[is_constant, :1] = low_bits[is_constant, None] & 1
+    params = torch.stack(
+        [
+            torch.where(is_constant, low_bits >> 16, zero_bits),
+            torch.where(is_constant, 0x8000 | (low_bits & 0xFFFF) >> 1, step_bits),
+        ]
+    )
+    per_byte = 8 // width
+    padded = torch.nn.functional.pad(codes, (0, -x.shape[1] % per_byte)).view(len(x), -1, per_byte)
+    return (padded << torch.arange(0, 8, width, device=x.device)).sum(2).to(torch.uint8), params
+
+
+def _to_bits(values: Tensor) -> Tensor:
+    """int64: the 32 bits of float32 values."""
+    return values.contiguous().view(torch.int32).long() & _LOW
+
+
+def _from_bits(bits: Tensor) -> Tensor:
+    """float32: values of 32 bits."""
+    return torch.where(bits >= 1 << 31, bits - (1 << 32), bits).to(torch.int32).view(torch.float32)
+
+
+def _first(is_bad: Tensor) -> int:
+    """Place of the first True, or -1."""
+    return int(is_bad.nonzero()[0]) if bool(is_bad.any()) else -1

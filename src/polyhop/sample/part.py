@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -24,11 +24,12 @@ from polyhop.comm import Collective
 from polyhop.errors import ConfigError, PeerError, unknown
 from polyhop.graph.part import AnyPart
 from polyhop.kernels import Key, Purpose
-from polyhop.kernels.relabel import Relabel
+from polyhop.kernels.owners import by_owner
+from polyhop.kernels.relabel import Joined, Relabel
 from polyhop.kernels.sample import METHODS, check_fanouts
 from polyhop.sample.wire import Lists, Wire
 
-__all__ = ["Drawn", "DrawnLayer", "PartSampler", "grouped", "window_rows"]
+__all__ = ["Drawn", "DrawnLayer", "PartSampler", "window_rows"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,63 +80,54 @@ class PartSampler:
 
         ``seeds[m]`` are the own, distinct seeds of ``steps[m]``. All ranks call it together, with the same steps.
         """
-        ids = list(seeds)
+        ids, cuts = torch.cat(list(seeds)), [0, *accumulate(each.numel() for each in seeds)]
         layers: list[list[DrawnLayer]] = [[] for _ in seeds]
         for hop, fanout in enumerate(self.num_neighbors):
             keys = [Key(self.seed, epoch, step).at(Purpose.SAMPLE, hop) for step in steps]
+            order: Tensor | None = None
             if hop == 0:
-                start = self.part.start
-                lists = [self._draw(each - start, fanout, key) for each, key in zip(seeds, keys, strict=True)]
+                lists = [self._draw(ids - self.part.start, fanout, keys, cuts)]
             else:
-                lists = self._ask(line, ids, fanout, keys)
-            for m, known in enumerate(ids):
-                if hop == 0 or len(ids) > 1:  # one table serves all: it forgets between mini-batches
-                    self._relabel.start(known)
-                rows = self._relabel.add(lists[m].neighbours)
-                ids[m] = self._relabel.ids()
-                indptr = torch.zeros(known.numel() + 1, dtype=torch.int64)
-                torch.cumsum(lists[m].counts, 0, out=indptr[1:])
-                layers[m].append(DrawnLayer(indptr, rows, ids[m].numel(), lists[m].weights, fanout > 0))
-                lists[m] = Lists(lists[m].counts[:0], rows[:0])  # let go of it
-        return [Drawn(each, tuple(reversed(of))) for each, of in zip(ids, layers, strict=True)]
+                lists, order = self._ask(line, ids, cuts, fanout, keys)
+            weights = [each.weights for each in lists if each.weights is not None]
+            counts, neighbours = [each.counts for each in lists], [each.neighbours for each in lists]
+            joined = self._relabel.join(ids, cuts, order, counts, neighbours, weights or None)
+            for m, of in enumerate(layers):
+                of.append(_layer(joined, m, cuts, is_sampled=fanout > 0))
+            ids, cuts = joined.ids, joined.cuts
+        found = [ids[start:stop] for start, stop in pairwise(cuts)]
+        return [Drawn(each, tuple(reversed(of))) for each, of in zip(found, layers, strict=True)]
 
-    def _draw(self, rows: Tensor, fanout: int, key: int) -> Lists:
-        """What own rows draw."""
-        return Lists(*self.part.drawn(rows, fanout, key, self.method))
+    def _draw(self, rows: Tensor, fanout: int, keys: Sequence[int], cuts: Sequence[int]) -> Lists:
+        """What own rows draw, those from cuts[m] on under keys[m]."""
+        return Lists(*self.part.drawn(rows, fanout, keys, self.method, cuts))
 
-    def _ask(self, line: Collective, ids: Sequence[Tensor], fanout: int, keys: Sequence[int]) -> list[Lists]:
-        """The lists of any nodes, ids[m] under keys[m], in their order, drawn by their owners."""
-        groups = [grouped(each, self.part.bounds, is_sorted=not self.wire.is_plain) for each in ids]
-        bounds, own, num_ranks = self.part.bounds.tolist(), line.rank, line.num_ranks
-        asked: list[list[Tensor]] = [[] for _ in range(num_ranks)]  # [q][m]: rows of owner q
-        for each, (order, cuts) in zip(ids, groups, strict=True):
-            placed = each.index_select(0, order)
-            for q in range(num_ranks):
-                asked[q].append(placed[cuts[q] : cuts[q + 1]] - bounds[q])
-        nothing = ids[0][:0]
-        requests = [
-            self.wire.request(nothing if q == own else window_rows(asked[q], bounds[q + 1] - bounds[q]))
-            for q in range(num_ranks)
-        ]
+    def _ask(
+        self, line: Collective, ids: Tensor, cuts: Sequence[int], fanout: int, keys: Sequence[int]
+    ) -> tuple[list[Lists], Tensor]:
+        """The lists of any nodes, drawn by their owners: (those of each owner, whose they are: ids[order])."""
+        own, is_sorted = line.rank, not self.wire.is_plain
+        order, rows, counts = by_owner(ids, cuts, self.part.bounds, own, is_sorted=is_sorted)
+        asked = torch.split(rows, counts.sum(1).tolist())
+        nothing = ids[:0]
+        requests = [self.wire.request(nothing if q == own else some) for q, some in enumerate(asked)]
         arriving = line.all_to_all(requests, kind="ids")
         replies = [
             self._reply(data, fanout, keys, q) if data.numel() else data for q, data in enumerate(arriving)
         ]
         leaving = line.start_all_to_all(replies, kind="ids")
-        mine = [self._draw(rows, fanout, key) for rows, key in zip(asked[own], keys, strict=True)]
-        theirs = []
-        for q, data in enumerate(leaving.wait()):
-            sizes = [rows.numel() for rows in asked[q]]
-            theirs.append(mine if q == own else self.wire.lists(data, sum(sizes), fanout, q).split(sizes))
-        return [
-            _in_order([theirs[q][m] for q in range(num_ranks)], order) for m, (order, _) in enumerate(groups)
+        mine = self._draw(asked[own], fanout, keys, [0, *accumulate(counts[own].tolist())])
+        lists = [
+            mine if q == own else self.wire.lists(data, asked[q].numel(), fanout, q)
+            for q, data in enumerate(leaving.wait())
         ]
+        return lists, order
 
     def _reply(self, data: Tensor, fanout: int, keys: Sequence[int], asker: int) -> Tensor:
         """What the rows of a request draw, each under the key of its mini-batch."""
         rows, size = self.wire.rows(data), max(1, self.part.num_nodes)
         if len(keys) == 1:
-            return self.wire.reply(self._draw(rows, fanout, keys[0]), fanout)
+            return self.wire.reply(self._draw(rows, fanout, keys, [0, rows.numel()]), fanout)
         batch = rows // size
         if int(batch.max()) >= len(keys):
             raise PeerError(
@@ -143,12 +135,19 @@ class PartSampler:
                 f"{len(keys)} mini-batches"
             )
         cuts = torch.searchsorted(batch, torch.arange(len(keys) + 1)).tolist()
-        rows -= batch.mul_(size)
-        lists = [
-            self._draw(rows[start:stop], fanout, key)
-            for (start, stop), key in zip(pairwise(cuts), keys, strict=True)
-        ]
-        return self.wire.reply(Lists.joined(lists), fanout)
+        return self.wire.reply(self._draw(rows - batch * size, fanout, keys, cuts), fanout)
+
+
+def _layer(joined: Joined, m: int, cuts: Sequence[int], *, is_sampled: bool) -> DrawnLayer:
+    """Of mini-batch m, whose nodes were cuts[m] .. cuts[m + 1] before."""
+    edges = slice(joined.edge_cuts[m], joined.edge_cuts[m + 1])
+    return DrawnLayer(
+        joined.indptr[cuts[m] + m : cuts[m + 1] + m + 1],
+        joined.rows[edges],
+        joined.cuts[m + 1] - joined.cuts[m],
+        None if joined.weights is None else joined.weights[edges],
+        is_sampled,
+    )
 
 
 def window_rows(rows: Sequence[Tensor], size: int) -> Tensor:
@@ -156,33 +155,3 @@ def window_rows(rows: Sequence[Tensor], size: int) -> Tensor:
     if len(rows) == 1:
         return rows[0]
     return torch.cat([each + m * size for m, each in enumerate(rows)])
-
-
-def grouped(ids: Tensor, bounds: Tensor, *, is_sorted: bool) -> tuple[Tensor, list[int]]:
-    """(order, cuts): ids[order[cuts[q] : cuts[q + 1]]] belong to part q, ascending if ``is_sorted``, else in their order."""
-    if is_sorted:
-        found = torch.sort(ids)
-        return found.indices, torch.searchsorted(found.values, bounds).tolist()
-    owners = torch.searchsorted(bounds[1:], ids, right=True)
-    placed = torch.sort(owners, stable=True)
-    return placed.indices, torch.searchsorted(placed.values, torch.arange(bounds.numel())).tolist()
-
-
-def _in_order(lists: list[Lists], order: Tensor) -> Lists:
-    """Lists of the nodes ids[order], as lists of the nodes ids."""
-    counts = torch.cat([each.counts for each in lists])
-    in_order = torch.empty_like(counts)
-    in_order[order] = counts
-    begin = torch.zeros(counts.numel() + 1, dtype=torch.int64)
-    torch.cumsum(in_order, 0, out=begin[1:])
-    before = torch.zeros_like(begin)
-    torch.cumsum(counts, 0, out=before[1:])
-    moved = begin.index_select(0, order) - before[:-1]
-    target = torch.repeat_interleave(moved, counts).add_(torch.arange(int(before[-1])))
-    neighbours = torch.empty(target.numel(), dtype=torch.int64)
-    neighbours[target] = torch.cat([each.neighbours for each in lists])
-    if lists[0].weights is None:
-        return Lists(in_order, neighbours)
-    weights = torch.empty(target.numel())
-    weights[target] = torch.cat([each.weights for each in lists if each.weights is not None])
-    return Lists(in_order, neighbours, weights)

@@ -9,7 +9,6 @@ Legend: k rows asked for, E edges of a reply, N nodes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,26 +30,6 @@ class Lists:
     counts: Tensor  # int64 [k]
     neighbours: Tensor  # int64 [E]: new ids
     weights: Tensor | None = None  # float32 [E]
-
-    def split(self, sizes: Sequence[int]) -> list[Lists]:
-        """The lists of the first sizes[0] rows, of the next sizes[1], ..."""
-        if len(sizes) == 1:
-            return [self]
-        counts = torch.split(self.counts, list(sizes))
-        edges = [int(each.sum()) for each in counts]
-        weights = [None] * len(edges) if self.weights is None else torch.split(self.weights, edges)
-        neighbours = torch.split(self.neighbours, edges)
-        return [Lists(*each) for each in zip(counts, neighbours, weights, strict=True)]
-
-    @staticmethod
-    def joined(lists: Sequence[Lists]) -> Lists:
-        """One after the other."""
-        weights = [each.weights for each in lists if each.weights is not None]
-        return Lists(
-            torch.cat([each.counts for each in lists]),
-            torch.cat([each.neighbours for each in lists]),
-            torch.cat(weights) if weights else None,
-        )
 
 
 @dataclass(frozen=True)

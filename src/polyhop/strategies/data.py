@@ -13,7 +13,7 @@ rows sent to rank r, W parameters in T tensors):
 
     ids        sum_h sum_q varint(k_hq)  +  sum_h sum_r (k_hr + 4 E_hr)  +  sum_q varint(rows asked of q)
     features   sum_r n_r (4 F + 8)
-    gradients  about 2 (P - 1) / P * 4 (W + T + 2)
+    gradients  about 2 (P - 1) / P * 4 (W + T + 2); (P - 1) * 4 (W + T + 2) where that is little: one round less
     sizes      8 (P - 1) for each message whose length only its sender knows: 2 a hop, 1 for the rows
 
 With ``aggregate_inputs`` there is one hop less, and F is the width of stored rows (``strategies/inputs.py``).

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from polyhop.comm import Cost
-from polyhop.comm.collective import slices
+from polyhop.comm.collective import is_summed_everywhere, slices
 from polyhop.exchange import RowFormat
 from polyhop.sample import MiniBatch
 from polyhop.sample.part import window_rows
@@ -175,9 +175,13 @@ def _sizes(found: _Sum, peers: Sequence[int], times: int) -> None:
 
 
 def account_gradients(bucket_sizes: Sequence[int], value_bytes: int, num_ranks: int, rank: int) -> Cost:
-    """What ``rank`` sends to sum the gradients of one step: slices to their summers, the own sum to all."""
+    """What ``rank`` sends to sum the gradients of one step: slices to their summers, the own sum to all; or all at once."""
     found = _Sum()
     for size in bucket_sizes:
+        if is_summed_everywhere(size * value_bytes, num_ranks):
+            for _ in range(num_ranks - 1):
+                found.add("gradients", size * value_bytes)
+            continue
         bounds = slices(size, num_ranks)
         mine = bounds[rank + 1] - bounds[rank]
         for q in range(num_ranks):

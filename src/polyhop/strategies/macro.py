@@ -24,10 +24,12 @@ import torch
 from torch import Tensor, nn
 
 from polyhop.comm import Collective
+from polyhop.comm.collective import is_summed_everywhere
 from polyhop.errors import ConfigError
-from polyhop.exchange import Pool, RowFetch, RowFormat, WindowLoader, pool_row_bytes
+from polyhop.exchange import Pool, RowFetch, RowFormat, WindowLoader, bucket_sizes, pool_row_bytes
 from polyhop.graph import AnyPart, DenseFeatures, Graph, MatrixFeatures, Part, SharedGraph, SparseFeatures
 from polyhop.sample.wire import Wire
+from polyhop.strategies.data_cost import account_gradients
 from polyhop.strategies.held import HeldPart
 from polyhop.strategies.macro_auto import SecondThoughts, gather_facts, lowered, most_facts
 from polyhop.strategies.macro_cost import account, estimate
@@ -164,7 +166,9 @@ def _plan(
         )
         fit = lowered(known, k)
         return _Plan(fit.k, min(fit.slots, most), fit.reason, fit.is_overlapped)
-    weights = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    weights = [p for p in model.parameters() if p.requires_grad]
+    sizes, value_bytes = bucket_sizes(weights), weights[0].element_size()
+    is_one_round = is_summed_everywhere(max(sizes) * value_bytes, line.num_ranks)
     facts = gather_facts(
         hops,
         graph,
@@ -176,7 +180,8 @@ def _plan(
         num_steps=num_steps,
         num_epochs=config.max_epochs,
         pool_row_bytes=row_bytes,
-        gradient_bytes=2 * weights * (line.num_ranks - 1) / line.num_ranks,
+        gradient_bytes=account_gradients(sizes, value_bytes, line.num_ranks, rank=0).total_bytes,
+        gradient_rounds=1 if is_one_round else 2,
         memory_bytes=memory,
         is_delta=config.delta,
         is_overlapped=config.prefetch > 0,

@@ -60,6 +60,7 @@ class Facts:
     structure_bytes: float = 0.0  # ids and drawn lists of a mini-batch, on the wire
     block_bytes: float = 0.0  # a sampled mini-batch, held
     gradient_bytes: float = 0.0  # that a rank sends in a step
+    gradient_rounds: float = 2.0  # that it waits for
     latency_s: float = 0.0  # of one exchange between all ranks
     bytes_per_s: float = math.inf  # that a rank sends, and receives
     compute_s: float = 0.0  # of a step, gradients' way apart
@@ -304,7 +305,7 @@ def _train(facts: Facts, k: int) -> float:
     """Seconds to train a window. Where ranks outnumber cores, one computes while another waits for gradients."""
     if facts.num_ranks == 1:
         return k * facts.compute_s
-    waits = 0.0 if facts.crowding > 1 else 2 * facts.latency_s
+    waits = 0.0 if facts.crowding > 1 else facts.gradient_rounds * facts.latency_s
     return k * (facts.compute_s + waits + facts.gradient_bytes / facts.bytes_per_s)
 
 
