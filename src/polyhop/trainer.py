@@ -5,7 +5,6 @@ graph -> task -> strategy step -> loop (evaluate, checkpoint, report) -> best we
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 from polyhop import strategies
 from polyhop.comm import Collective
-from polyhop.errors import CheckpointError, ConfigError, DivergedError, PartitionError
+from polyhop.errors import ConfigError, PartitionError
 from polyhop.graph import DiskFeatures, Graph, SharedGraph, fingerprint_graph, in_feature_store
 from polyhop.kernels import kept_memory
 from polyhop.strategies import HeldPart, Loss, Placement, Team, WholeGraph, place
@@ -39,8 +38,9 @@ from polyhop.train import (
 from polyhop.train.config import Config, parse_bytes
 from polyhop.train.folder import RunFolder, automatic_name
 from polyhop.train.header import first_lines
+from polyhop.train.run import Run
 from polyhop.train.signals import StopRequest
-from polyhop.train.state import Result, Session, State
+from polyhop.train.state import Result, Session
 from polyhop.train.task import Task, check_model
 
 __all__ = ["Result", "Trainer"]
@@ -98,7 +98,7 @@ class Trainer(Config):
             stack.callback(getattr(step, "close", lambda: None))
             rates = {"lr": self.lr, "weight_decay": self.weight_decay, "momentum": self.momentum}
             session = Session(model, optim.build_optimizer(self.optimizer, model, **rates), step)
-            run = _Run(self, session, folder, self._identity(model, graph))
+            run = Run(self, session, folder, self._identity(model, graph))
             run.notes += getattr(step, "notes", [])
             run.notes += [] if judge.has("val") or judge.has("test") else [_NOTHING_TO_JUDGE]
             run.resume()
@@ -222,7 +222,7 @@ class Trainer(Config):
 
     def _tools(
         self,
-        run: _Run,
+        run: Run,
         judge: scores.Scorer,
         whole: WholeGraph | HeldPart,
         shown: progress.Progress,
@@ -275,7 +275,7 @@ class Trainer(Config):
         return loop.Tools(
             set_lr=lambda step: optim.set_factor(session.optimizer, schedule(step)),
             evaluate=partial(judge, chunks),
-            save=run.save if _is_first(line) or self.run_dir is None else _saved_by_first,
+            save=run.save if _is_first(line) or self.run_dir is None else partial(_saved_by_first, run),
             on_step=shown.step,
             on_epoch=on_epoch,
             stop=stop_name,
@@ -287,8 +287,9 @@ def _is_first(line: Collective | None) -> bool:
     return line is None or line.rank == 0
 
 
-def _saved_by_first() -> str:
-    """Where the state of all ranks is, to the others."""
+def _saved_by_first(run: Run) -> str:
+    """Where the state of all ranks is, to the others, who have their share in it."""
+    run.save()
     return "the run folder, by rank 0"
 
 
@@ -315,107 +316,6 @@ def _held(
         )
     held: HeldPart = strategy.hold(graph, placement, team, options)
     return held
-
-
-class _Run:
-    """A session tied to its folder: resume, record, save, finish. Without a folder only the history is kept."""
-
-    def __init__(
-        self, config: Config, session: Session, folder: RunFolder | None, identity: dict[str, Any]
-    ) -> None:
-        self.config, self.session, self.folder, self.identity = config, session, folder, identity
-        self.history: list[dict[str, Any]] = []
-        self.notes: list[str] = []
-        self._saved: State | None = None  # the state that is safe on disk
-        self._store: checkpoint.Checkpoints | None = None
-
-    def resume(self) -> None:
-        """Continue from where the options say, and make the folder ready."""
-        if self.folder is None:
-            return
-        self._store = checkpoint.Checkpoints(self.folder.checkpoints, keep=self.config.keep_checkpoints)
-        self._store.clean()
-        found = self._find()
-        if found is not None:
-            self._restore(found)
-        self.history = self.folder.rewind(self.session.state.global_step)
-        self.folder.write_config(
-            {**self.config.resolved(), "identity": self.identity, "torch": str(torch.__version__)}
-        )
-
-    def _find(self) -> checkpoint.Checkpoint | None:
-        assert self._store is not None
-        given = self.config.resume
-        if given is None:
-            return None
-        if given == "auto":
-            return self._store.newest()
-        return checkpoint.find_checkpoint(Path(given))
-
-    def _restore(self, found: checkpoint.Checkpoint) -> None:
-        lines = fingerprint.differences(found.record["identity"], self.identity)
-        if lines:
-            listed = "".join(f"\n  {line}" for line in lines[:8])
-            raise CheckpointError(
-                f"{found.path} was made by another run, so it cannot be continued:{listed}\n"
-                "Give the same model, graph and options, or start afresh in another run_dir"
-            )
-        if found.record["threads"] != torch.get_num_threads():
-            warnings.warn(
-                f"the run used {found.record['threads']} threads, this one {torch.get_num_threads()}: "
-                "sums may round differently, so the weights may not be bit-identical",
-                RuntimeWarning,
-                stacklevel=4,
-            )
-        self.session.restore(found.tensors, State.from_json(found.record["state"]))
-        state = self.session.state
-        self._saved = State.from_json(found.record["state"])
-        self.notes.append(f"continued from {found.path} (epoch {state.epoch + 1}, step {state.global_step})")
-
-    def record(self, record: dict[str, Any]) -> None:
-        self.history.append(record)
-        if self.folder is not None:
-            self.folder.append_metrics(record)
-
-    def save(self) -> str | None:
-        """Write a checkpoint of the present state, unless there is no folder or the state is already on disk."""
-        session = self.session
-        if self._store is None:
-            return None
-        if (broken := session.first_not_finite()) is not None:
-            raise DivergedError(
-                f"weight {broken} is not finite after step {session.state.global_step}: not saved; "
-                "try a smaller lr or clip=1.0"
-            )
-        state = session.state.to_json()
-        record = {"state": state, "identity": self.identity, "threads": torch.get_num_threads()}
-        is_best = session.state.best_step == session.state.global_step
-        where = self._store.save(session.state.global_step, session.tensors(), record, is_best=is_best)
-        self._saved = State.from_json(state)
-        return str(where)
-
-    def finish(self, metric: str) -> Result:
-        """The last checkpoint, the best weights, the result."""
-        state = self.session.state
-        if self._saved != state:
-            self.save()
-        self.session.restore_best()
-        result = Result(
-            metric=metric,
-            best_val=state.best_val,
-            test=state.best_test,
-            best_epoch=state.best_epoch,
-            epochs=state.epoch,
-            steps=state.global_step,
-            seconds=state.seconds,
-            is_early_stopped=state.has_stopped,
-            run_dir=None if self.folder is None else str(self.folder.path),
-            history=self.history,
-        )
-        if self.folder is not None:
-            self.folder.write_model(self.session.model.state_dict())
-            self.folder.write_result(result.to_json())
-        return result
 
 
 @contextmanager

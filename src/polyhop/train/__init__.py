@@ -1,6 +1,6 @@
 """The loop and what surrounds it: task, optimiser, evaluation, checkpoints, run folder, progress.
 
-Modules here do not know each other; ``polyhop.trainer`` puts them together.
+Modules here know only the few that the rest stands on; ``polyhop.trainer`` puts them together.
 """
 
 from polyhop.train.config import Config, parse_bytes
