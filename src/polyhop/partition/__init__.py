@@ -10,6 +10,7 @@ from typing import Any
 from polyhop.errors import ConfigError, unknown
 from polyhop.graph import Graph
 from polyhop.partition.block import block
+from polyhop.partition.cover import Cover, least_cover
 from polyhop.partition.cut import cut, share
 from polyhop.partition.external import write_parts
 from polyhop.partition.external.budget import parse_bytes
@@ -25,6 +26,7 @@ from polyhop.partition.record import Partition, check_num_parts
 
 __all__ = [
     "METHODS",
+    "Cover",
     "Partition",
     "PartitionFolder",
     "Quality",
@@ -32,6 +34,7 @@ __all__ = [
     "cut",
     "default_method",
     "is_out_of_core",
+    "least_cover",
     "open_parts",
     "partition",
     "partition_files",
