@@ -189,7 +189,7 @@ def test_what_ignores_sigterm_is_killed_with_its_group(monkeypatch: pytest.Monke
         assert process.stdout is not None
         child = int(process.stdout.readline())
         network.end_processes([process], [])
-        assert process.poll() == -signal.SIGKILL
+        assert process.wait(10) == -signal.SIGKILL
         deadline = time.monotonic() + 5
         while is_running(child) and time.monotonic() < deadline:
             time.sleep(0.01)

@@ -84,7 +84,8 @@ def command(
     strategy: Annotated[
         str | None,
         typer.Option(
-            help="single | data | macro [default: data where there are ranks].", rich_help_panel="Ranks"
+            help="single | data | macro | halo [default: data where there are ranks].",
+            rich_help_panel="Ranks",
         ),
     ] = None,
     parts: Annotated[
@@ -136,6 +137,62 @@ def command(
             rich_help_panel="Ranks",
         ),
     ] = True,
+    bits: Annotated[
+        str,
+        typer.Option(
+            help="Of a value that crosses between layers in strategy halo: 1 | 2 | 4 | 8 | 16 | 32 | adaptive | random.",
+            rich_help_panel="Ranks",
+        ),
+    ] = "32",
+    bits_lambda: Annotated[
+        float,
+        typer.Option(help="Of adaptive bits: 0 only time counts, 1 only precision.", rich_help_panel="Ranks"),
+    ] = 0.5,
+    bits_period: Annotated[
+        int, typer.Option(help="Epochs between choices of bits.", rich_help_panel="Ranks")
+    ] = 50,
+    link_costs: Annotated[
+        Path | None,
+        typer.Option(
+            help="File of what messages between ranks cost, for adaptive bits: read if there, else measured and written "
+            "[default: all alike].",
+            rich_help_panel="Ranks",
+        ),
+    ] = None,
+    halo: Annotated[
+        str,
+        typer.Option(
+            help="Rows of other parts in strategy halo: exact | stale | sampled | skipping | sequential.",
+            rich_help_panel="Ranks",
+        ),
+    ] = "exact",
+    halo_share: Annotated[
+        float, typer.Option(help="Rows that cross with --halo sampled.", rich_help_panel="Ranks")
+    ] = 0.1,
+    naive_halo: Annotated[
+        bool,
+        typer.Option(
+            "--naive-halo",
+            help="Everything crosses in every epoch, nothing overlaps: a baseline.",
+            rich_help_panel="Ranks",
+        ),
+    ] = False,
+    overlap: Annotated[
+        bool,
+        typer.Option(
+            "--overlap/--no-overlap",
+            help="Compute while rows of strategy halo are on their way.",
+            rich_help_panel="Ranks",
+        ),
+    ] = True,
+    recompute: Annotated[
+        bool,
+        typer.Option(
+            "--recompute",
+            help="Compute layers of strategy halo again in the backward pass: less memory, same weights.",
+            rich_help_panel="Ranks",
+        ),
+    ] = False,
     share_variates: Annotated[
         bool,
         typer.Option(
@@ -255,6 +312,15 @@ def command(
         "macro": int(macro) if macro.isdecimal() else macro,
         "delta": delta,
         "share_variates": share_variates,
+        "bits": int(bits) if bits.isdecimal() else bits,
+        "bits_lambda": bits_lambda,
+        "bits_period": bits_period,
+        "link_costs": None if link_costs is None else str(link_costs),
+        "halo": halo,
+        "halo_share": halo_share,
+        "naive_halo": naive_halo,
+        "overlap": overlap,
+        "recompute": recompute,
         "memory": memory,
     }
     from polyhop.launch import Launch, is_rank_process

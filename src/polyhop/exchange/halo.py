@@ -8,15 +8,14 @@ Legend: n own nodes, H halo nodes, P ranks.
 
 from __future__ import annotations
 
-import math
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from polyhop.comm import Collective, Pending
+from polyhop.exchange.crossing import add_rows, matrix, taken
 from polyhop.graph import Part
-from polyhop.kernels import gather_rows, scatter_add_rows
 
 __all__ = ["Halo"]
 
@@ -43,29 +42,14 @@ class Halo:
         return self.start_forward(rows, kind=kind).wait()
 
     def start_forward(self, rows: Tensor, *, kind: str = "hidden") -> Pending[Tensor]:
-        flat = _matrix(rows)
-        pieces = [_taken(flat, ids).to(self.line.device) for ids in self.lent]
+        flat = matrix(rows)
+        pieces = [taken(flat, ids).to(self.line.device) for ids in self.lent]
         pending = self.line.start_all_to_all(pieces, kind=kind, counts=self.wanted)
         return Pending(lambda: torch.cat(pending.wait()).view(self.num_halo, *rows.shape[1:]))
 
     def back(self, halo_rows: Tensor, own: Tensor, *, kind: str = "hidden") -> Tensor:
         """own [n, ...], with every rank's sums for its halo rows [H, ...] added at their owners, in rank order; in place."""
-        flat = _matrix(halo_rows)
+        flat = matrix(halo_rows)
         counts = [ids.numel() for ids in self.lent]
         pieces = self.line.all_to_all(list(flat.split(self.wanted)), kind=kind, counts=counts)  # type: ignore[no-untyped-call]
-        sums = _matrix(own)
-        for ids, piece in zip(self.lent, pieces, strict=True):
-            scatter_add_rows(sums, ids, piece)
-        return own if sums.data_ptr() == own.data_ptr() else own.copy_(sums.view(own.shape))
-
-
-def _matrix(rows: Tensor) -> Tensor:
-    """[n, columns] of [n, ...], also for n = 0."""
-    return rows.reshape(rows.shape[0], math.prod(rows.shape[1:]))
-
-
-def _taken(rows: Tensor, ids: Tensor) -> Tensor:
-    """rows[ids], bit for bit, whatever the dtype."""
-    if rows.dtype in (torch.float32, torch.float64):
-        return gather_rows(rows, ids.to(rows.device))
-    return rows.index_select(0, ids.to(rows.device))
+        return add_rows(own, self.lent, pieces)

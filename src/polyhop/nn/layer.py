@@ -20,9 +20,12 @@ from polyhop.errors import GraphError, InputError, UnsupportedError
 from polyhop.graph.aggregated import AggregatedRows, FixedAggregate
 from polyhop.graph.block import Block
 from polyhop.graph.features import SparseRows
+from polyhop.graph.halo_block import HaloBlock, Sizes
 from polyhop.graph.pooled import PooledRows
 from polyhop.kernels.keys import Key, Purpose
+from polyhop.nn.halo import over_halo
 from polyhop.nn.rows import Messages, Rows, gathered, own_rows
+from polyhop.nn.scale import Linear
 
 __all__ = ["Layer", "as_block", "cheaper_to_map_first", "draw_key", "refuse_changed", "refuse_options"]
 
@@ -43,6 +46,11 @@ class Layer(nn.Module):
     gives_own: bool = False  # the result is a new tensor that no backward pass reads: it may be overwritten
     takes_carried: ClassVar[bool] = False  # update needs rows carried from earlier (GCNII's h0)
 
+    @property
+    def mixes_rows(self) -> bool:
+        """Whether ``update`` looks at several rows together in training (a BatchNorm inside)."""
+        return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self.modules())
+
     def set_widths(self, in_channels: int, out_channels: int) -> None:
         """Keep the two widths, or say why they cannot be used."""
         for name, width in (("in_channels", in_channels), ("out_channels", out_channels)):
@@ -53,7 +61,7 @@ class Layer(nn.Module):
                 )
         self.in_channels, self.out_channels = in_channels, out_channels
 
-    def map_first(self, block: Block, input_grad: bool) -> bool:
+    def map_first(self, block: Block | Sizes, input_grad: bool) -> bool:
         """Whether to multiply before aggregating: a function of widths and block sizes only."""
         return cheaper_to_map_first(block, self.in_channels, self.out_channels, input_grad)
 
@@ -72,6 +80,10 @@ class Layer(nn.Module):
     def update(self, z: Tensor, h_dst: Rows | None, carried: Tensor | None, map_first: bool) -> Tensor:
         """Aggregated rows [D, ...], the destinations' input rows, carried rows [D, ...] -> [D, out_channels]."""
         raise NotImplementedError
+
+    def linear(self, block: Block, dtype: torch.dtype) -> Linear | None:
+        """How neighbours are weighed, where ``aggregate`` is a sum of them and of own rows; None where it is not."""
+        return None
 
     def fixed_aggregate(self) -> FixedAggregate:
         """What this layer sums of its inputs, if no parameter changes it; else UnsupportedError that says why."""
@@ -108,6 +120,10 @@ class Layer(nn.Module):
             self._check_aggregated(x, block)
             return self.update_aggregated(x)
         self._check(x, block, carried)
+        if isinstance(block, HaloBlock):
+            rows, _ = gathered(x, block)
+            assert isinstance(rows, Tensor), "rows between layers are dense"
+            return over_halo(self, rows, block, carried, self._attention_key(key, site))
         map_first = isinstance(x, SparseRows) or self.map_first(block, x.requires_grad)
         if map_first or (isinstance(x, PooledRows) and not self.reads_pooled):
             x, block = gathered(x, block)
@@ -152,7 +168,7 @@ class Layer(nn.Module):
         return f"{self.in_channels}, {self.out_channels}"
 
 
-def cheaper_to_map_first(block: Block, width_in: int, width_out: int, input_grad: bool) -> bool:
+def cheaper_to_map_first(block: Block | Sizes, width_in: int, width_out: int, input_grad: bool) -> bool:
     """Whether multiplying S rows and aggregating ``width_out`` columns costs less than the other way about.
 
     Costs count a training step in multiply-adds of a matrix product: products forward, for the weights and

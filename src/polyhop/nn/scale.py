@@ -20,7 +20,15 @@ from polyhop.errors import GraphError
 from polyhop.graph.block import Block
 from polyhop.graph.pooled import PooledRows
 
-__all__ = ["GcnScales", "edge_weight", "gcn_scales", "mean_scale", "scale_dtype", "sum_scale"]
+__all__ = [
+    "GcnScales",
+    "Linear",
+    "edge_weight",
+    "gcn_scales",
+    "mean_scale",
+    "scale_dtype",
+    "sum_scale",
+]
 
 T = TypeVar("T")
 
@@ -34,14 +42,42 @@ class GcnScales:
     own: Tensor | None  # [D]: weight of the destination's own row; None = no loop is added
 
 
+@dataclass(frozen=True, eq=False)
+class Linear:
+    """How an aggregation weighs its neighbours, where it is a sum: dst[i] * sum_j weight[e] * src[j] * m[j], and own rows.
+
+    Factors left out are 1. They belong to a block: weight [E], src [S], dst [D].
+    """
+
+    weight: Tensor | None = None
+    src: Tensor | None = None
+    dst: Tensor | None = None
+
+    def squared(self, block: Block) -> Tensor:
+        """float64 [S]: of each source, the sum over its edges of the squared weight with which it is read."""
+        each = torch.ones(block.num_edges, dtype=torch.float64, device=block.device)
+        if self.weight is not None:
+            each = each * self.weight.detach().double() ** 2
+        if self.dst is not None:
+            each = each * (self.dst.double() ** 2)[_edge_destinations(block)]
+        total = each.new_zeros(block.num_src).index_add(0, block.indices.long(), each)
+        return total if self.src is None else total * self.src.double() ** 2
+
+
 def scale_dtype(m: Tensor | PooledRows) -> torch.dtype:
     """The dtype in which rows like m are summed: float32 for 16-bit rows."""
     return torch.float32 if m.dtype in (torch.bfloat16, torch.float16) else m.dtype
 
 
 def mean_scale(block: Block, dtype: torch.dtype) -> Tensor:
-    """[D]: 1 / drawn edges (1 where there are none)."""
-    return _kept(block, f"mean.{dtype}", lambda: block.drawn.clamp(min=1).to(dtype).reciprocal())
+    """[D]: 1 / drawn edges, on a block that is not sampled 1 / in-degree (1 where there are none)."""
+
+    def make() -> Tensor:
+        known = None if block.is_sampled else block.in_degree
+        counts = block.drawn if known is None else _destinations(block, known)
+        return counts.clamp(min=1).to(dtype).reciprocal()
+
+    return _kept(block, f"mean.{dtype}", make)
 
 
 def sum_scale(block: Block, dtype: torch.dtype) -> Tensor | None:
@@ -111,7 +147,10 @@ def _destinations(block: Block, per_source: Tensor) -> Tensor:
 
 
 def _is_whole(block: Block) -> bool:
-    return not block.is_sampled and block.num_dst == block.num_src
+    """Whether every edge of the graph between these rows is here, so that degrees can be read off the edges."""
+    if block.is_sampled or block.num_dst != block.num_src:
+        return False
+    return block.in_degree is None or int(block.in_degree.sum()) == block.num_edges
 
 
 def _inverse_root(degree: Tensor) -> Tensor:

@@ -44,6 +44,10 @@ class HeldPart:
             self._features = _PartFeatures(self._fetch, self.graph.part.num_nodes, fetched)
         return self._features
 
+    def own_rows(self, ids: Tensor) -> Tensor | SparseRows:
+        """Input rows of own nodes, as ``features`` has them, without those of the halo."""
+        return self._fetch.own(ids)
+
     @cached_property
     def host_block(self) -> Block:
         """All in-edges of the own nodes, in memory beside the part."""

@@ -67,7 +67,11 @@ class Step(Protocol):
         ...
 
     def state(self) -> dict[str, Tensor]:
-        """Buffers that a checkpoint must keep for a bit-identical continuation (history, stale rows); often empty."""
+        """Buffers that a checkpoint must keep for a bit-identical continuation (history, stale rows); often empty.
+
+        A step whose ranks each keep something also has ``gather_state()``, called by all ranks at the same step before rank
+        0 calls this: then it must give the buffers of all.
+        """
         ...
 
     def restore(self, tensors: dict[str, Tensor]) -> None:

@@ -21,12 +21,14 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "metric": ("accuracy", "f1_micro", "roc_auc"),
     "feature_dtype": ("auto", "float32", "bfloat16", "int8"),
     "feature_store": ("auto", "memory", "mapped", "disk"),
+    "halo": ("exact", "stale", "sampled", "skipping", "sequential"),
     "progress": ("auto", "rich", "plain", "json", "none"),
 }
+_BITS = ("1", "2", "4", "8", "16", "32", "adaptive", "random")
 _FREE_ON_RESUME = {
     *("max_epochs", "device", "run_dir", "resume", "checkpoint_every", "keep_checkpoints", "progress"),
     *("callbacks", "num_workers", "prefetch", "memory", "spill_dir", "cache", "per_minibatch_rpc", "delta"),
-    "feature_store",
+    *("feature_store", "overlap", "recompute"),
 }
 _ENDING_SCHEDULES = ("cosine", "linear")  # their course depends on max_epochs
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -76,6 +78,26 @@ class Config:
     share_variates: bool = (
         False  # LABOR with the same variates all over a window: fewer rows, dependent steps
     )
+    bits: int | str = (
+        32  # of a value between layers in strategy "halo": 1 | 2 | 4 | 8 | 16 | 32 | adaptive | random
+    )
+    bits_lambda: float = 0.5  # of adaptive bits: 0 only time counts, 1 only variance
+    bits_group: int = 100  # messages that share a width
+    bits_period: int = 50  # epochs between choices of widths
+    halo: str = "exact"  # rows of other parts: exact | stale | sampled | skipping | sequential
+    halo_smoothing: float = 0.0  # of a stale halo: weight of what was there before
+    halo_share: float = 0.1  # of a sampled halo: rows that cross
+    halo_drift: float = 0.05  # of a skipping halo: relative change up to which rows are not sent again
+    halo_age: int = 10  # of a skipping halo: steps after which they are in any case
+    naive_halo: bool = (
+        False  # the baseline of strategy "halo": everything crosses, unmapped, nothing overlaps
+    )
+    link_costs: str | Path | None = (
+        None  # of adaptive bits: file of what messages cost; read, or measured and written
+    )
+    halo_sums: bool = True  # sums of rows cross where that makes fewer messages than the rows
+    overlap: bool = True  # strategy "halo" computes while rows are on their way
+    recompute: bool = False  # strategy "halo" computes layers again in the backward pass, for memory
     seed: int = 0
     device: str = "auto"
     run_dir: str | Path | None = None  # None = write nothing; "auto" = runs/<date>-<graph>-<model>
@@ -115,6 +137,15 @@ class Config:
         for name in ("weight_decay", "momentum"):
             _require(self, name, float, lambda v: 0 <= v < float("inf"), "a number of at least 0")
         _require(self, "decay", float, lambda v: 0 < v <= 1, "a number in (0, 1]")
+        for name in ("bits_group", "halo_age"):
+            _require(self, name, int, lambda v: v >= 1, "a whole number of at least 1")
+        _require(self, "bits_period", int, lambda v: v >= 2, "a whole number of at least 2")
+        for name in ("bits_lambda", "halo_share"):
+            _require(self, name, float, lambda v: 0 <= v <= 1, "a number in 0 .. 1")
+        _require(self, "halo_smoothing", float, lambda v: 0 <= v < 1, "a number in 0 .. 1, less than 1")
+        _require(self, "halo_drift", float, lambda v: 0 <= v < float("inf"), "a number of at least 0")
+        if str(self.bits) not in _BITS:
+            raise ConfigError(unknown("bits", str(self.bits), _BITS))
         if self.macro != "auto":
             _require(self, "macro", int, lambda v: v >= 1, "a whole number of at least 1, or 'auto'")
         if self.memory is not None:

@@ -26,6 +26,7 @@ __all__ = ["Options", "StopAsked", "Tools", "train"]
 
 _SETTLE_STEPS = 64
 _CHECKPOINT_EVERY_S = 60.0
+_CHECKPOINT_STEPS = 50  # of a strategy whose ranks all keep something
 _END = object()
 
 
@@ -177,6 +178,8 @@ class _Loop:
 
     def _is_checkpoint_due(self) -> bool:
         every = self.options.checkpoint_every
+        if every is None and hasattr(self.session.step, "gather_state"):
+            every = _CHECKPOINT_STEPS  # all ranks save together, and their clocks differ
         if every is not None:
             return self.session.state.global_step % every == 0
         return time.perf_counter() - self.saved_at >= _CHECKPOINT_EVERY_S

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from polyhop.errors import UnsupportedError
 from polyhop.graph.block import Block
+from polyhop.graph.halo_block import Sizes
 from polyhop.kernels import attention
 from polyhop.nn.layer import Layer, refuse_options
 from polyhop.nn.rows import Messages, Rows, linear, linear_add
@@ -84,7 +85,7 @@ class GATConv(Layer):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
-    def map_first(self, block: Block, input_grad: bool) -> bool:
+    def map_first(self, block: Block | Sizes, input_grad: bool) -> bool:
         return True
 
     def transform(self, h: Rows, map_first: bool) -> Tensor:

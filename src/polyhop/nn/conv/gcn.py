@@ -17,7 +17,7 @@ from polyhop.graph.features import SparseRows
 from polyhop.kernels import aggregate
 from polyhop.nn.layer import Layer, refuse_changed, refuse_options
 from polyhop.nn.rows import Messages, Rows, linear
-from polyhop.nn.scale import edge_weight, gcn_scales, scale_dtype, sum_scale
+from polyhop.nn.scale import Linear, edge_weight, gcn_scales, scale_dtype, sum_scale
 
 __all__ = ["GCNConv"]
 
@@ -74,6 +74,13 @@ class GCNConv(Layer):
         given = {"plain": not self.normalize, "loopless": not self.add_self_loops, "improved": self.improved}
         name = "-".join(["gcn", *(word for word, is_so in given.items() if is_so)])
         return FixedAggregate(name, False, lambda block, x: self.aggregate(block, x, None))
+
+    def linear(self, block: Block, dtype: torch.dtype) -> Linear | None:
+        weight = edge_weight(block, dtype)
+        if not self.normalize:
+            return Linear(weight)
+        s = gcn_scales(block, dtype, improved=self.improved, add_self_loops=self.add_self_loops)
+        return Linear(weight, s.src, s.dst)
 
     def aggregate(self, block: Block, m: Messages, e: Any, key: int | None = None) -> Tensor:
         dtype = scale_dtype(m)

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from polyhop.errors import ConfigError, InputError
 from polyhop.graph.block import Block
 from polyhop.graph.features import SparseRows
+from polyhop.graph.halo_block import Sizes
 from polyhop.kernels import aggregate
 from polyhop.kernels.keys import Key
 from polyhop.nn.layer import Layer, refuse_options
 from polyhop.nn.rows import Messages, Rows
-from polyhop.nn.scale import edge_weight, gcn_scales, scale_dtype, sum_scale
+from polyhop.nn.scale import Linear, edge_weight, gcn_scales, scale_dtype, sum_scale
 
 __all__ = ["GCN2Conv"]
 
@@ -87,13 +88,20 @@ class GCN2Conv(Layer):
             )
         return super().forward(x, edge_index, edge_weight, carried=x_0, key=key, site=site)
 
-    def map_first(self, block: Block, input_grad: bool) -> bool:
+    def map_first(self, block: Block | Sizes, input_grad: bool) -> bool:
         return False  # square map, and the identity part needs the aggregated rows as they are
 
     def transform(self, h: Rows, map_first: bool) -> Messages:
         if isinstance(h, SparseRows):
             raise InputError("GCN2Conv: needs dense rows; GCNII maps sparse features by a linear layer first")
         return h
+
+    def linear(self, block: Block, dtype: torch.dtype) -> Linear | None:
+        weight = edge_weight(block, dtype)
+        if not self.normalize:
+            return Linear(weight)
+        s = gcn_scales(block, dtype, add_self_loops=self.add_self_loops)
+        return Linear(weight, s.src, s.dst)
 
     def aggregate(self, block: Block, m: Messages, e: Any, key: int | None = None) -> Tensor:
         dtype = scale_dtype(m)

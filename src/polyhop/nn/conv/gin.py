@@ -16,11 +16,12 @@ from polyhop.errors import UnsupportedError
 from polyhop.graph.aggregated import AggregatedRows, FixedAggregate
 from polyhop.graph.block import Block
 from polyhop.graph.features import SparseRows
+from polyhop.graph.halo_block import Sizes
 from polyhop.kernels import aggregate
 from polyhop.nn.layer import Layer, cheaper_to_map_first, refuse_changed, refuse_options
 from polyhop.nn.modules import MLP
 from polyhop.nn.rows import Messages, Rows, linear, own_rows
-from polyhop.nn.scale import scale_dtype, sum_scale
+from polyhop.nn.scale import Linear, scale_dtype, sum_scale
 
 __all__ = ["GINConv"]
 
@@ -55,7 +56,7 @@ class GINConv(Layer):
         with torch.no_grad():
             self.eps.fill_(self.initial_eps)
 
-    def map_first(self, block: Block, input_grad: bool) -> bool:
+    def map_first(self, block: Block | Sizes, input_grad: bool) -> bool:
         first = _first_linear(self.nn)
         if first is None:
             return False
@@ -83,6 +84,9 @@ class GINConv(Layer):
     def update_aggregated(self, rows: AggregatedRows) -> Tensor:
         assert rows.own is not None, "the layer has checked it"
         return _call(self.nn, rows.z + (1 + self.eps).to(rows.dtype) * rows.own)
+
+    def linear(self, block: Block, dtype: torch.dtype) -> Linear | None:
+        return Linear()
 
     def aggregate(self, block: Block, m: Messages, e: Any, key: int | None = None) -> Tensor:
         dtype = scale_dtype(m)

@@ -17,10 +17,11 @@ from polyhop.errors import UnsupportedError
 from polyhop.graph.aggregated import FixedAggregate
 from polyhop.graph.block import Block
 from polyhop.graph.features import SparseRows
+from polyhop.graph.halo_block import Sizes
 from polyhop.kernels import aggregate
 from polyhop.nn.layer import Layer, refuse_changed, refuse_options
 from polyhop.nn.rows import Messages, Rows, linear, linear_add
-from polyhop.nn.scale import mean_scale, scale_dtype, sum_scale
+from polyhop.nn.scale import Linear, mean_scale, scale_dtype, sum_scale
 
 __all__ = ["SAGEConv"]
 
@@ -72,7 +73,7 @@ class SAGEConv(Layer):
             assert isinstance(child, nn.Linear)
             child.reset_parameters()
 
-    def map_first(self, block: Block, input_grad: bool) -> bool:
+    def map_first(self, block: Block | Sizes, input_grad: bool) -> bool:
         # A projection is a map of every source already; a maximum does not commute with a product.
         return self.project or (self._commutes and super().map_first(block, input_grad))
 
@@ -102,6 +103,11 @@ class SAGEConv(Layer):
             raise UnsupportedError(f"SAGEConv: aggregated inputs are not possible: {reason}")
         name = ("mean" if self.aggr == "mean" else "sum") + ("" if self.root_weight else "-alone")
         return FixedAggregate(name, self.root_weight, lambda block, x: self.aggregate(block, x, None))
+
+    def linear(self, block: Block, dtype: torch.dtype) -> Linear | None:
+        if self.aggr == "max":
+            return None
+        return Linear(dst=mean_scale(block, dtype)) if self.aggr == "mean" else Linear()
 
     def aggregate(self, block: Block, m: Messages, e: Any, key: int | None = None) -> Tensor:
         if self.aggr == "max":

@@ -20,7 +20,9 @@ from polyhop.errors import InputError, UnsupportedError
 from polyhop.graph.aggregated import AggregatedRows
 from polyhop.graph.block import Block
 from polyhop.graph.features import SparseRows
+from polyhop.graph.halo_block import HaloBlock, Sizes
 from polyhop.kernels.keys import Key
+from polyhop.nn.halo import complete_rows
 from polyhop.nn.layer import Layer, as_block
 from polyhop.nn.rows import Messages, Rows, gathered
 
@@ -77,6 +79,9 @@ class Wrapped(Layer):
         block = as_block(edge_index, x.shape[0], edge_weight)
         self._check(x, block, carried)
         x, block = gathered(x, block)
+        if isinstance(block, HaloBlock):
+            assert isinstance(x, Tensor), "rows between layers are dense"
+            x, block = complete_rows(self, x, block), block.complete
         h = x.dense() if isinstance(x, SparseRows) else x
         weight = (
             {"edge_weight": block.edge_weight} if self.takes_weight and block.edge_weight is not None else {}
@@ -93,7 +98,7 @@ class Wrapped(Layer):
         out = self.conv(h, torch.stack([src, dst + block.dst_start]), **weight)
         return out[block.dst_start : block.dst_start + block.num_dst]
 
-    def map_first(self, block: Block, input_grad: bool) -> bool:
+    def map_first(self, block: Block | Sizes, input_grad: bool) -> bool:
         self._no_pieces("map_first")
 
     def transform(self, h: Rows, map_first: bool) -> Tensor:

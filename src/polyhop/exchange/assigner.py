@@ -1,0 +1,267 @@
+"""Widths chosen anew every few epochs, while training goes on, from the ranges that messages had.
+
+One step before a change every rank begins to tell the others what its messages would add to the variance (4 bytes a
+message), solves the same programme as everyone (``widths``), and at the change uses its answer: what is chosen depends on
+the seed and the data alone, never on how long anything took. Nobody has to be told a width.
+
+Legend: P ranks.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyhop.comm import Collective
+from polyhop.comm.probe import PairCosts
+from polyhop.exchange.crossing import DIRECTIONS, Crossing, Direction
+from polyhop.exchange.quantised import QuantisedMessages, Widths
+from polyhop.exchange.widths import Channel, random_widths, solve
+from polyhop.kernels.keys import Key
+
+__all__ = ["Assigner", "Policy"]
+
+_RANDOM_MEAN = 4.0
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How widths are chosen."""
+
+    lam: float = 0.5  # 0: only time counts, 1: only variance
+    group_size: int = 100  # messages with one width
+    period: int = 50  # epochs between changes, at least 2
+    first: int = 10  # epoch of the first one, at least 2
+    widths: Sequence[int] = (2, 4, 8)
+    model: str = "slowest"
+    links: PairCosts | None = None  # None: all pairs alike
+    is_random: bool = False  # widths by chance, for comparison
+
+    def is_change(self, epoch: int) -> bool:
+        return epoch >= self.first and (epoch - self.first) % self.period == 0
+
+
+class Assigner:
+    """For all channels of a rank; made by all ranks together. ``line`` is its own: it talks while others train."""
+
+    def __init__(self, channels: Sequence[Crossing], line: Collective, policy: Policy) -> None:
+        self._channels, self._line, self.policy = channels, line, policy
+        self._counts = [_lent_by_all(channel, line) for channel in channels]
+        # Of each channel's messages, what an error in them weighs at the other end; told once.
+        self._weights: list[dict[Direction, list[Tensor]]] | None = None
+        self._thread: threading.Thread | None = None
+        self._found: list[dict[Direction, Widths]] = []
+        self._is_waiting = False  # an answer of before the run was continued
+        self.notes: list[str] = []  # what people may want to know
+        self._error: BaseException | None = None
+        self._messages = [_quantised(channel) for channel in channels]
+        for messages in self._messages:
+            messages.traces = True
+
+    def begin_step(self, key: Key) -> None:
+        """Called at the start of every step, before rows leave."""
+        if self.policy.is_change(key.epoch) and (self._thread is not None or self._is_waiting):
+            self._use()
+            self.notes.append(
+                f"bits from epoch {key.epoch + 1} on, mean of what rank {self._line.rank} sends: {self._told()}"
+            )
+
+    def end_step(self, key: Key) -> None:
+        """Called after every step: a choice that is used in the step after the next begins here."""
+        if self.policy.is_change(key.epoch + 2):
+            self._begin(key)
+
+    def close(self) -> None:
+        """Wait for what is under way."""
+        if self._thread is not None:
+            self._thread.join()
+        self._line.close()
+
+    def state(self) -> dict[str, Tensor]:
+        """Widths, ranges since they were chosen, and the answer that waits for its step. Waits for what is under way."""
+        if self._thread is not None:
+            self._thread.join()
+        self._raise()
+        kept: dict[str, Tensor] = {}
+        for at, messages in enumerate(self._messages):
+            kept |= _flat(messages.widths, f"{at}.now")
+            kept |= {
+                f"{at}.squares.{way}.{rank}": each
+                for way, squares in messages.squares.items()
+                for rank, each in enumerate(squares)
+            }
+        if self._thread is not None:
+            for at, found in enumerate(self._found):
+                kept |= _flat(found, f"{at}.next")
+        return kept
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """Put back what ``state`` gave."""
+        ranks = range(self._line.num_ranks)
+        for at, messages in enumerate(self._messages):
+            for way, widths in _widths_of(tensors, f"{at}.now", len(ranks)).items():
+                messages.set_widths(way, widths)
+            messages.squares = {
+                way: [tensors[f"{at}.squares.{way}.{rank}"] for rank in ranks]
+                for way in DIRECTIONS
+                if f"{at}.squares.{way}.0" in tensors
+            }
+        if "0.next.forward.leaving.0" in tensors:
+            self._found = [_widths_of(tensors, f"{at}.next", len(ranks)) for at in range(len(self._messages))]
+            self._is_waiting = True
+
+    def _begin(self, key: Key) -> None:
+        squares = [messages.take_squares() for messages in self._messages]
+        weights = None
+        if self._weights is None:
+            weights = [{way: channel.weights(way) for way in DIRECTIONS} for channel in self._channels]
+        self._thread = threading.Thread(
+            target=self._choose, args=(squares, weights, key), name="assigner", daemon=True
+        )
+        self._thread.start()
+
+    def _use(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+        self._thread, self._is_waiting = None, False
+        self._raise()
+        for messages, found in zip(self._messages, self._found, strict=True):
+            for direction, widths in found.items():
+                messages.set_widths(direction, widths)
+
+    def _raise(self) -> None:
+        """What went wrong in the thread."""
+        if self._error is not None:
+            raise self._error
+
+    def _told(self) -> str:
+        """The mean width of each channel's rows, there and back."""
+        means = []
+        for messages in self._messages:
+            both = [torch.cat([each.float() for each in messages.widths[way].leaving]) for way in DIRECTIONS]
+            text = " and ".join(f"{float(each.mean()):.1f}" if each.numel() else "-" for each in both)
+            means.append(f"layer {messages.spans.layer} {text}")
+        return ", ".join(means) + " (forward and backward)"
+
+    def _choose(
+        self,
+        squares: list[dict[Direction, list[Tensor]]],
+        weights: list[dict[Direction, Tensor]] | None,
+        key: Key,
+    ) -> None:
+        try:
+            if weights is not None:
+                self._weights = [
+                    {way: _told_to_senders(channel, way, each[way], self._line) for way in DIRECTIONS}
+                    for channel, each in zip(self._channels, weights, strict=True)
+                ]
+            assert self._weights is not None
+            self._found = [
+                {
+                    direction: self._widths(
+                        at, direction, found.get(direction), self._weights[at][direction], key
+                    )
+                    for direction in DIRECTIONS
+                }
+                for at, found in enumerate(squares)
+            ]
+        except BaseException as error:
+            self._error = error
+
+    def _widths(
+        self, at: int, direction: Direction, squares: list[Tensor] | None, weights: list[Tensor], key: Key
+    ) -> Widths:
+        """The same on every rank: of all messages of one layer in one direction."""
+        channel, lent = self._channels[at], self._counts[at]
+        counts = lent if direction == "forward" else lent.T  # [P, P]: rows that i sends to j
+        leaving = counts[self._line.rank].tolist()
+        assert channel.num_columns is not None
+        if squares is None:  # nothing crossed, on no rank: the layer's input needs no gradient
+            squares = [torch.zeros(k, dtype=torch.float64) for k in leaving]
+        own = torch.cat([square * weight for square, weight in zip(squares, weights, strict=True)])
+        own = (own * channel.num_columns / 6).float().to(self._line.device)
+        everyone = self._line.all_gather(own, kind="widths", counts=counts.sum(1).tolist())
+        channels = _channels(everyone, counts, channel.num_columns, self.policy.links)
+        site = 2 * at + DIRECTIONS.index(direction)
+        rows = self._chosen(channels, site, key)
+        of = {(each.src, each.dst): torch.from_numpy(bits) for each, bits in zip(channels, rows, strict=True)}
+        none, rank, size = torch.empty(0, dtype=torch.uint8), self._line.rank, self._line.num_ranks
+        return Widths(
+            [of.get((rank, q), none) for q in range(size)], [of.get((q, rank), none) for q in range(size)]
+        )
+
+    def _chosen(self, channels: list[Channel], site: int, key: Key) -> Sequence[Any]:
+        policy, size = self.policy, self._line.num_ranks
+        if policy.is_random:
+            return random_widths(channels, _RANDOM_MEAN, key, site=site, widths=policy.widths)
+        chosen, _ = solve(
+            channels, policy.lam, num_ranks=size, group_size=policy.group_size, widths=policy.widths,
+            model=policy.model,
+        )  # fmt: skip
+        return chosen.rows()
+
+
+def _flat(widths: dict[Direction, Widths], name: str) -> dict[str, Tensor]:
+    return {
+        f"{name}.{way}.{which}.{rank}": each
+        for way, both in widths.items()
+        for which in ("leaving", "arriving")
+        for rank, each in enumerate(getattr(both, which))
+    }
+
+
+def _widths_of(tensors: dict[str, Tensor], name: str, num_ranks: int) -> dict[Direction, Widths]:
+    return {
+        way: Widths(
+            *(
+                [tensors[f"{name}.{way}.{which}.{rank}"] for rank in range(num_ranks)]
+                for which in ("leaving", "arriving")
+            )
+        )
+        for way in DIRECTIONS
+        if f"{name}.{way}.leaving.0" in tensors
+    }
+
+
+def _quantised(channel: Crossing) -> QuantisedMessages:
+    assert isinstance(channel.messages, QuantisedMessages), "only quantised messages have widths"
+    return channel.messages
+
+
+def _lent_by_all(channel: Crossing, line: Collective) -> np.ndarray[Any, Any]:
+    """int64 [P, P]: rows that rank i lends to rank j in a layer."""
+    own = torch.tensor(channel.lists.leaving("forward"), device=line.device)
+    rows = line.all_gather(own, kind="sizes", counts=[line.num_ranks] * line.num_ranks)
+    return torch.stack(rows).cpu().numpy()
+
+
+def _told_to_senders(
+    channel: Crossing, direction: Direction, weights: Tensor, line: Collective
+) -> list[Tensor]:
+    """float64, for each rank: what the rows that go to it weigh there. Each rank gives the weights of what comes to it."""
+    arriving, leaving = channel.lists.arriving(direction), channel.lists.leaving(direction)
+    pieces = list(weights.float().to(line.device).split(arriving))  # type: ignore[no-untyped-call]
+    return [piece.cpu().double() for piece in line.all_to_all(pieces, kind="widths", counts=leaving)]
+
+
+def _channels(
+    everyone: Sequence[Tensor], counts: np.ndarray[Any, Any], num_columns: int, links: PairCosts | None
+) -> list[Channel]:
+    found = []
+    for src, of_rank in enumerate(everyone):
+        start = 0
+        values = of_rank.cpu().double().numpy()
+        for dst, count in enumerate(counts[src].tolist()):
+            if count:
+                costs = (
+                    (1.0, 0.0) if links is None else (links.per_byte[src][dst], links.per_message[src][dst])
+                )
+                found.append(Channel(src, dst, values[start : start + count], num_columns, *costs))
+            start += count
+    return found
