@@ -15,14 +15,15 @@ __all__ = ["BENCHES", "main"]
 
 # bench -> its sections, each with the threads it runs on
 BENCHES: dict[str, dict[str, int]] = {
-    "kernels": {"spmm": 2, "attention": 2, "sampler": 1, "dropout": 1, "gather": 1},
+    "kernels": {"spmm": 2, "attention": 2, "sampler": 1, "dropout": 1, "gather": 1, "quantise": 1},
     "epoch": {"minibatch": 1, "fullgraph": 1, "memory": 1},
     "accuracy": {"paired": 1},
     "partition": {"methods": 1, "stream": 1},
     "data": {"sides": 1},
     "macro": {"rows": 1, "times": 1, "choice": 1, "latency": 1, "disk": 1, "limited": 1, "context": 1},
+    "halo": {"codec": 1, "speed": 1, "accuracy": 1, "convergence": 1, "rivals": 1},
 }
-WITHOUT_PEERS = {"partition", "data", "macro"}  # these run in the project's own environment
+WITHOUT_PEERS = {"partition", "data", "macro", "halo"}  # these run in the project's own environment
 
 
 def _arguments(given: list[str] | None) -> argparse.Namespace:
