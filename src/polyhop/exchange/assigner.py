@@ -1,8 +1,8 @@
 """Widths chosen anew every few epochs, while training goes on, from the ranges that messages had.
 
 One step before a change every rank begins to tell the others what its messages would add to the variance (4 bytes a
-message), solves the same programme as everyone (``widths``), and at the change uses its answer: what is chosen depends on
-the seed and the data alone, never on how long anything took. Nobody has to be told a width.
+message), solves its share of the programmes (``widths``), tells the others the answers (a byte a message), and at the change
+uses them: what is chosen depends on the seed and the data alone, never on how long anything took.
 
 Legend: P ranks.
 """
@@ -162,36 +162,51 @@ class Assigner:
                     for channel, each in zip(self._channels, weights, strict=True)
                 ]
             assert self._weights is not None
-            self._found = [
-                {
-                    direction: self._widths(
-                        at, direction, found.get(direction), self._weights[at][direction], key
-                    )
-                    for direction in DIRECTIONS
-                }
+            asked = [
+                self._asked(at, way, found.get(way), self._weights[at][way])
                 for at, found in enumerate(squares)
+                for way in DIRECTIONS
+            ]
+            # Each rank solves some of the programmes and tells the others.
+            rank, size = self._line.rank, self._line.num_ranks
+            solved = [
+                self._chosen(channels, number, key) if number % size == rank else None
+                for number, channels in enumerate(asked)
+            ]
+            told = [self._said(number, asked[number], own) for number, own in enumerate(solved)]
+            self._found = [
+                dict(zip(DIRECTIONS, told[2 * at : 2 * at + 2], strict=True)) for at in range(len(squares))
             ]
         except BaseException as error:
             self._error = error
 
-    def _widths(
-        self, at: int, direction: Direction, squares: list[Tensor] | None, weights: list[Tensor], key: Key
-    ) -> Widths:
-        """The same on every rank: of all messages of one layer in one direction."""
+    def _asked(
+        self, at: int, direction: Direction, squares: list[Tensor] | None, weights: list[Tensor]
+    ) -> list[Channel]:
+        """All messages of one layer in one direction, the same on every rank."""
         channel, lent = self._channels[at], self._counts[at]
         counts = lent if direction == "forward" else lent.T  # [P, P]: rows that i sends to j
-        leaving = counts[self._line.rank].tolist()
         assert channel.num_columns is not None
         if squares is None:  # nothing crossed, on no rank: the layer's input needs no gradient
-            squares = [torch.zeros(k, dtype=torch.float64) for k in leaving]
+            squares = [torch.zeros(k, dtype=torch.float64) for k in counts[self._line.rank].tolist()]
         own = torch.cat([square * weight for square, weight in zip(squares, weights, strict=True)])
         own = (own * channel.num_columns / 6).float().to(self._line.device)
         everyone = self._line.all_gather(own, kind="widths", counts=counts.sum(1).tolist())
-        channels = _channels(everyone, counts, channel.num_columns, self.policy.links)
-        site = 2 * at + DIRECTIONS.index(direction)
-        rows = self._chosen(channels, site, key)
-        of = {(each.src, each.dst): torch.from_numpy(bits) for each, bits in zip(channels, rows, strict=True)}
-        none, rank, size = torch.empty(0, dtype=torch.uint8), self._line.rank, self._line.num_ranks
+        return _channels(everyone, counts, channel.num_columns, self.policy.links)
+
+    def _said(self, number: int, channels: list[Channel], own: Sequence[Any] | None) -> Widths:
+        """What the rank that solved a programme found, on every rank: those of its own messages."""
+        sizes = [each.beta.size for each in channels]
+        rank, size, device = self._line.rank, self._line.num_ranks, self._line.device
+        if own is None:
+            flat = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
+        else:
+            flat = torch.cat([torch.empty(0, dtype=torch.uint8), *map(torch.from_numpy, own)]).to(device)
+        if sum(sizes):
+            flat = self._line.broadcast(flat, kind="widths", source=number % size)
+        rows = flat.cpu().split(sizes)  # type: ignore[no-untyped-call]
+        of = {(each.src, each.dst): bits for each, bits in zip(channels, rows, strict=True)}
+        none = torch.empty(0, dtype=torch.uint8)
         return Widths(
             [of.get((rank, q), none) for q in range(size)], [of.get((q, rank), none) for q in range(size)]
         )
