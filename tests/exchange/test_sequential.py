@@ -111,7 +111,7 @@ def at_once(num_ranks: int, kind: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("kind", ["gcn", "sage"])
-@pytest.mark.parametrize("num_ranks", [2, 3, 5])
+@pytest.mark.parametrize("num_ranks", [2, 3, pytest.param(5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("depth", "overlaps"), [(0, True), (1, True), (1, False), (2, True)])
 def test_sums_are_those_of_all_rows_at_once(kind: str, num_ranks: int, depth: int, overlaps: bool) -> None:
     expected = at_once(num_ranks, kind)
@@ -123,9 +123,9 @@ def test_sums_are_those_of_all_rows_at_once(kind: str, num_ranks: int, depth: in
             assert torch.allclose(a, b, atol=1e-11)
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3, 5])
+@pytest.mark.parametrize("num_ranks", [2, 3, pytest.param(5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("depth", [0, 1, 2])
-@pytest.mark.parametrize("bits", [32, 16, 8, 2])
+@pytest.mark.parametrize("bits", [32, 2, *(pytest.param(bits, marks=pytest.mark.slow) for bits in (16, 8))])
 def test_what_is_held_obeys_the_bound(num_ranks: int, depth: int, bits: int) -> None:
     """(1 + depth) max_j s_j D values, of rows that come and of rows that leave; codes of few bits beside them."""
     for rank, found in enumerate(run_in_threads(num_ranks, through, depth, True, bits, "gcn")):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -71,7 +72,9 @@ def test_torchrun_starts_ranks_and_starts_them_again(tmp_path: Path, program: Pa
     command += ["--max-restarts", "1", str(program), "end_once", "0.1", str(tmp_path)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=150)
     assert run.returncode == 0, run.stderr[-3000:]
-    results = [json.loads(line) for line in run.stdout.splitlines() if line.startswith("[")]
+    # Ranks share the pipe: what one says may stand behind what the other said, on one line.
+    starts = [m.start() for m in re.finditer(r"\[\[", run.stdout)]
+    results = [json.JSONDecoder().raw_decode(run.stdout, start)[0] for start in starts]
     assert [rest for _, *rest in results] == [[3.0, 1, "torchrun", True]] * 2
     assert results[0][0] == results[1][0]
     assert "rank 1 (pid" in run.stdout  # what rank 0 said of the first attempt

@@ -61,7 +61,11 @@ def run(
 
 @pytest.mark.parametrize(
     ("where", "options"),
-    [("forward", {}), ("backward", ADAPTIVE), ("assigner", ADAPTIVE)],
+    [
+        ("forward", {}),
+        pytest.param("backward", ADAPTIVE, marks=pytest.mark.slow),
+        pytest.param("assigner", ADAPTIVE, marks=pytest.mark.slow),
+    ],
     ids=["forward", "backward", "assigner"],
 )
 def test_a_rank_killed_in_an_exchange_is_named(

@@ -135,7 +135,7 @@ def longest(found: list[Timed]) -> float:
     return max(each.step for each in found)
 
 
-@pytest.mark.parametrize("bits", [32, 4])
+@pytest.mark.parametrize("bits", [32, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("latency_s", "compute_s"), [(0.3, 0.1), (0.1, 0.3), (0.2, 0.2)], ids=["slow link", "slow rows", "equal"]
 )

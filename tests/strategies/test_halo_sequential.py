@@ -107,7 +107,9 @@ def test_sparse_inputs_stay(make_graph: MakeGraph) -> None:
     assert_same(run_in_threads(3, fit, graph, owners(graph, 3, "hash"), "gcn", {}), graph, "gcn")
 
 
-@pytest.mark.parametrize("bits", [1, 2, 4, 8, 16, "adaptive", "random"])
+@pytest.mark.parametrize(
+    "bits", [2, "adaptive", *(pytest.param(bits, marks=pytest.mark.slow) for bits in (1, 4, 8, 16, "random"))]
+)
 def test_few_bits_repeat_and_learn_over_threads_and_gloo(
     make_graph: MakeGraph, ranks: Run, bits: Any
 ) -> None:

@@ -194,7 +194,7 @@ SLOW = pytest.mark.slow
     ("name", "kind", "sums", "objective", "error"),
     [
         ("facebook-pages", "gcn", False, 0.65, 0.8),
-        ("tolokers", "sage", False, 0.1, 0.55),
+        pytest.param("tolokers", "sage", False, 0.1, 0.55, marks=SLOW),
         pytest.param("facebook-pages", "gcn", True, 0.8, 0.8, marks=SLOW),
         pytest.param("tolokers", "sage", True, 0.4, 0.9, marks=SLOW),
     ],
