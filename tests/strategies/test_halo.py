@@ -43,6 +43,16 @@ MODELS: dict[str, Callable[..., torch.nn.Module]] = {
 }
 
 
+def wrapped(num_features: int, num_classes: int) -> torch.nn.Module:
+    """PyG's own layers: they cannot be run in pieces."""
+    pyg = pytest.importorskip("torch_geometric.nn")
+    layers = [pyg.SAGEConv(num_features, 12), pyg.GATConv(12, 6, heads=2), pyg.SAGEConv(12, num_classes)]
+    return nn.Stack(layers, dropout=0.3)
+
+
+MODELS["wrapped"] = wrapped
+
+
 def model_of(name: str, graph: Graph) -> torch.nn.Module:
     with SEEDING:  # ranks may be threads, and torch's generator is one
         torch.manual_seed(7)

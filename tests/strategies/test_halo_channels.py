@@ -301,7 +301,15 @@ NO_COSTS = '{"ranks": 2, "per_byte": [], "per_message": []}'
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("{}", "no file of link costs"), ("x", "no file of link costs"), (NO_COSTS, "measured with 2 ranks")],
+    [
+        ("{}", "no file of link costs"),
+        ("x", "no file of link costs"),
+        (NO_COSTS, "expected 2 rows of 2 numbers"),
+        (
+            json.dumps({"ranks": 2, "per_byte": [[0, 1]] * 2, "per_message": [[0, 1]] * 2}),
+            "measured with 2 ranks",
+        ),
+    ],
 )
 def test_a_wrong_file_of_link_costs_is_refused(
     make_graph: MakeGraph, tmp_path: Path, text: str, said: str
@@ -310,3 +318,9 @@ def test_a_wrong_file_of_link_costs_is_refused(
     path.write_text(text)
     with pytest.raises(ConfigError, match=said):
         run_in_threads(3, links_used, graph, partition(graph, 3, "hash").owner, str(path))
+
+
+def test_a_file_of_link_costs_that_cannot_be_written_is_told(make_graph: MakeGraph, tmp_path: Path) -> None:
+    graph, path = make_graph(), tmp_path / "nowhere" / "links.json"
+    with pytest.raises(ConfigError, match="cannot be read or written"):
+        run_in_threads(2, links_used, graph, partition(graph, 2, "hash").owner, str(path))

@@ -199,10 +199,6 @@ class HaloBlock(Block):
         kept: Block = self._cache["complete"]
         return kept
 
-    def through(self, channel: Channel) -> HaloBlock:
-        """The same edges, their rows taken by another channel."""
-        return replace(self, channel=channel)
-
 
 def _joined(own: Tensor, of_marginal: Tensor | None, num_halo: int) -> Tensor:
     assert of_marginal is not None

@@ -63,7 +63,6 @@ class Config(Options):
     """The options this strategy takes from the trainer."""
 
     num_neighbors: Sequence[int] | None = None  # must be None: every step is on the full graph
-    seed: int = 0
     feature_dtype: str = "auto"  # of the input rows of the halo, which cross once
     naive_halo: bool = (
         False  # input rows cross in every step, rows always unmapped, and all of them; no overlap

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -151,15 +153,20 @@ def _links(path: Path, line: Collective) -> PairCosts:
 
     Rank 0 reads and writes; the others hear of it.
     """
-    text = path.read_text(encoding="utf-8") if line.rank == 0 and path.exists() else ""
-    if not _said_by_first(text, line):
-        measured = json.dumps({"ranks": line.num_ranks, **measure_pairs(line).to_json()}, indent=1)
+    text = ""
+    if line.rank == 0 and path.exists():
+        text = _file(path, path.read_text)
+    text = _said_by_first(text, line)
+    if not text:
+        text = json.dumps({"ranks": line.num_ranks, **measure_pairs(line).to_json()}, indent=1)
         if line.rank == 0:
-            path.write_text(measured + "\n", encoding="utf-8")
-        text = measured
+            _file(path, partial(path.write_text, text + "\n"))
     try:
-        found = json.loads(_said_by_first(text, line))
-        costs, num_ranks = PairCosts.from_json(found), found["ranks"]
+        found = json.loads(text)
+        costs, num_ranks = PairCosts.from_json(found), int(found["ranks"])
+        for table in (costs.per_byte, costs.per_message):
+            if [len(row) for row in table] != [num_ranks] * num_ranks:
+                raise ValueError(f"expected {num_ranks} rows of {num_ranks} numbers")
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"link_costs={str(path)!r} is no file of link costs: {error}") from error
     if num_ranks != line.num_ranks:
@@ -168,6 +175,15 @@ def _links(path: Path, line: Collective) -> PairCosts:
             "give another file name"
         )
     return costs
+
+
+def _file(path: Path, access: Callable[..., Any]) -> Any:
+    try:
+        return access(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"link_costs={str(path)!r} cannot be read or written: {error.strerror or error}"
+        ) from error
 
 
 def _said_by_first(text: str, line: Collective) -> str:
