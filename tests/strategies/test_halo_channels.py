@@ -324,3 +324,53 @@ def test_a_file_of_link_costs_that_cannot_be_written_is_told(make_graph: MakeGra
     graph, path = make_graph(), tmp_path / "nowhere" / "links.json"
     with pytest.raises(ConfigError, match="cannot be read or written"):
         run_in_threads(2, links_used, graph, partition(graph, 2, "hash").owner, str(path))
+
+
+def returned(line: Collective, graph: Graph, owner: Tensor) -> list[tuple[float, int]]:
+    """What gradients of 1 for all halo rows come to at the own rows, in several draws; how many rows others read."""
+    step, _ = built(line, graph, owner, {"halo": "sampled", "halo_share": 0.4})
+    channel, found = step._channels.channels[0], []
+    lent = sum(ids.numel() for ids in channel.lists.lent)
+    for epoch in range(3):
+        rows = torch.ones(channel.lists.num_own, 2, requires_grad=True)
+        step._channels.begin_step(Key(3, epoch))
+        channel.leave(rows, 0)[2]().sum().backward()
+        assert rows.grad is not None
+        found.append((float(rows.grad[:, 0].sum()), lent))
+    step.close()
+    return found
+
+
+def test_returned_gradients_of_a_sampled_halo_grow_as_the_rows_did(make_graph: MakeGraph) -> None:
+    graph = make_graph()
+    for draws in run_in_threads(2, returned, graph, partition(graph, 2, "hash").owner):
+        for total, lent in draws:
+            assert total == pytest.approx(lent, rel=1e-5)  # fewer rows, each so much heavier
+
+
+def weights_back(line: Collective, graph: Graph, owner: Tensor) -> list[tuple[list[float], list[float]]]:
+    """Of each channel: what errors in returned gradients weigh, and the edges that stand behind each."""
+    step, _ = built(line, graph, owner, {"bits": "adaptive"})
+    step.gradients(0, Key(3))
+    found = []
+    for channel, block in zip(step._channels.channels, step._blocks[1:], strict=True):
+        sums = block.sums.indptr.diff().split(channel.lists.sums_by_rank)
+        behind = [
+            part for ids, each in zip(channel.lists.lent, sums, strict=True) for part in (ids * 0 + 1, each)
+        ]
+        found.append((channel.weights("backward").tolist(), torch.cat(behind).tolist()))
+    step.close()
+    return found
+
+
+def test_an_error_in_the_gradient_of_a_sum_reaches_all_its_rows(make_graph: MakeGraph) -> None:
+    """GraphSAGE's sums add rows as they are, so a gradient's error weighs as many times as rows were added."""
+    graph = make_graph()
+    found = [
+        each
+        for of in run_in_threads(2, weights_back, graph, partition(graph, 2, "hash").owner)
+        for each in of
+    ]
+    assert max(max(edges) for _, edges in found) > 1
+    for weights, edges in found:
+        assert weights == pytest.approx(edges)
