@@ -31,6 +31,7 @@ __all__ = ["lower_bound", "run"]
 
 COLUMNS = (64, 128, 256)
 NUM_RANKS, PERIOD = 4, 50  # epochs between choices, by default
+OFTEN = 5  # epochs between choices here, so that there are several: they begin after epochs 3, 8 and 13
 LIMIT_S = 10.0  # of HiGHS, for each programme
 SMALL, LARGE = 1 << 20, 32 << 20  # bytes of float32 in the second-level cache, and outside of all
 
@@ -102,54 +103,71 @@ def _rate(bits: int, columns: int, size: int, repeats: int) -> tuple[float, floa
 
 @dataclass
 class _Watched:
-    """Stands in for ``solve``: notes what is solved and how long it takes."""
+    """Stands in for ``solve`` and for an assigner's thread: notes what is solved, and the CPU-seconds of each choice."""
 
     solve: Any
+    choose: Any
     lock: threading.Lock = field(default_factory=threading.Lock)
-    cpu_s: float = 0.0
+    solving_s: float = 0.0
+    choices_s: dict[int, float] = field(default_factory=dict)  # of all ranks, by epoch
     solved: dict[tuple[Any, ...], tuple[Sequence[Any], dict[str, Any], float, Any]] = field(
         default_factory=dict
     )
     calls: int = 0
 
-    def __call__(self, channels: Sequence[Any], lam: float, **more: Any) -> Any:
+    def solving(self, channels: Sequence[Any], lam: float, **more: Any) -> Any:
         start = time.thread_time()
         found = self.solve(channels, lam, **more)
         with self.lock:
-            self.cpu_s += time.thread_time() - start
+            self.solving_s += time.thread_time() - start
             self.calls += 1
-            # Ranks solve the same programmes: each is kept once.
+            # Each programme is kept once, whoever solves it.
             name = tuple((c.src, c.dst, c.num_columns, c.beta.size, float(c.beta.sum())) for c in channels)
             self.solved[name] = (channels, more, lam, found)
         return found
+
+    def choosing(self) -> Any:
+        """In the place of the method: telling, gathering, solving and telling again."""
+
+        def choose(own: Any, squares: Any, weights: Any, key: Any) -> None:
+            start = time.thread_time()
+            self.choose(own, squares, weights, key)
+            with self.lock:
+                self.choices_s[key.epoch] = self.choices_s.get(key.epoch, 0.0) + time.thread_time() - start
+
+        return choose
 
 
 def _chosen(*, is_quick: bool) -> Iterator[Figure]:
     real = None if is_quick else load_real("amazon-computers")
     graph = make("products", scale=1 / 16) if real is None or isinstance(real, str) else narrowed(real)
     made = cut(graph.name, graph, NUM_RANKS)
-    watched = _Watched(widths.solve)
-    setattr(assigner, "solve", watched)  # noqa: B010 (it is the assigner's own name for it)
+    watched = _Watched(widths.solve, assigner.Assigner._choose)
+    setattr(assigner, "solve", watched.solving)  # noqa: B010 (it is the assigner's own name for it)
+    setattr(assigner.Assigner, "_choose", watched.choosing())  # noqa: B010
     try:
         seconds = run_in_threads(NUM_RANKS, _trained, made)
     finally:
         setattr(assigner, "solve", watched.solve)  # noqa: B010
+        setattr(assigner.Assigner, "_choose", watched.choose)  # noqa: B010
     assert watched.calls, "the assigner solves by its own name for widths.solve"
-    epoch_s = median(seconds[0])
-    ratio = watched.cpu_s / (PERIOD * epoch_s)
+    epoch_s, choice_s = median(seconds[0]), median(watched.choices_s.values())
+    num_choices = len(watched.choices_s)
     details = (
-        f"{watched.calls} programmes of {NUM_RANKS} ranks in {1000 * watched.cpu_s:.1f} ms of CPU, every {PERIOD} epochs of "
-        f"{1000 * epoch_s:.0f} ms of CPU of all ranks; {made}"
+        f"a choice takes {1000 * choice_s:.1f} ms of CPU of {NUM_RANKS} ranks (median of {num_choices}; "
+        f"{1000 * watched.solving_s / num_choices:.1f} of them its {watched.calls // num_choices} programmes), every "
+        f"{PERIOD} epochs of {1000 * epoch_s:.0f} ms of CPU of all ranks; {made}"
     )
-    yield Figure("assigner_share", ratio, "share", details, at_most=0.01)
+    yield Figure("assigner_share", choice_s / (PERIOD * epoch_s), "share", details, at_most=0.01)
     yield from _distances(list(watched.solved.values()))
 
 
 def _trained(line: Collective, made: Any) -> list[float]:
-    """CPU-seconds of all ranks of the epochs after the first choice."""
+    """CPU-seconds of all ranks of three epochs; nothing is chosen in the first two."""
     torch.set_num_threads(1)
     job = Job("", "", {}, "gcn", 128)
-    side = Running(share(made.graph, made.partition, line.rank), line, job, {"bits": "adaptive"})
+    options = {"bits": "adaptive", "bits_period": OFTEN}
+    side = Running(share(made.graph, made.partition, line.rank), line, job, options)
     for _ in range(WARM):
         side.train()
     found = []

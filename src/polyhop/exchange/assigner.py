@@ -170,8 +170,8 @@ class Assigner:
             # Each rank solves some of the programmes and tells the others.
             rank, size = self._line.rank, self._line.num_ranks
             solved = [
-                self._chosen(channels, number, key) if number % size == rank else None
-                for number, channels in enumerate(asked)
+                self._chosen(programme, number, key) if number % size == rank else None
+                for number, programme in enumerate(asked)
             ]
             told = [self._said(number, asked[number], own) for number, own in enumerate(solved)]
             self._found = [
@@ -182,21 +182,22 @@ class Assigner:
 
     def _asked(
         self, at: int, direction: Direction, squares: list[Tensor] | None, weights: list[Tensor]
-    ) -> list[Channel]:
+    ) -> _Programme:
         """All messages of one layer in one direction, the same on every rank."""
         channel, lent = self._channels[at], self._counts[at]
         counts = lent if direction == "forward" else lent.T  # [P, P]: rows that i sends to j
         assert channel.num_columns is not None
         if squares is None:  # nothing crossed, on no rank: the layer's input needs no gradient
             squares = [torch.zeros(k, dtype=torch.float64) for k in counts[self._line.rank].tolist()]
-        own = torch.cat([square * weight for square, weight in zip(squares, weights, strict=True)])
+        own = torch.cat(squares) * torch.cat(weights)
         own = (own * channel.num_columns / 6).float().to(self._line.device)
         everyone = self._line.all_gather(own, kind="widths", counts=counts.sum(1).tolist())
-        return _channels(everyone, counts, channel.num_columns, self.policy.links)
+        return _Programme(everyone, counts, channel.num_columns)
 
-    def _said(self, number: int, channels: list[Channel], own: Sequence[Any] | None) -> Widths:
+    def _said(self, number: int, programme: _Programme, own: Sequence[Any] | None) -> Widths:
         """What the rank that solved a programme found, on every rank: those of its own messages."""
-        sizes = [each.beta.size for each in channels]
+        pairs = programme.pairs()
+        sizes = list(pairs.values())
         rank, size, device = self._line.rank, self._line.num_ranks, self._line.device
         if own is None:
             flat = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
@@ -205,14 +206,15 @@ class Assigner:
         if sum(sizes):
             flat = self._line.broadcast(flat, kind="widths", source=number % size)
         rows = flat.cpu().split(sizes)  # type: ignore[no-untyped-call]
-        of = {(each.src, each.dst): bits for each, bits in zip(channels, rows, strict=True)}
+        of = dict(zip(pairs, rows, strict=True))
         none = torch.empty(0, dtype=torch.uint8)
         return Widths(
             [of.get((rank, q), none) for q in range(size)], [of.get((q, rank), none) for q in range(size)]
         )
 
-    def _chosen(self, channels: list[Channel], site: int, key: Key) -> Sequence[Any]:
+    def _chosen(self, programme: _Programme, site: int, key: Key) -> Sequence[Any]:
         policy, size = self.policy, self._line.num_ranks
+        channels = programme.channels(policy.links)
         if policy.is_random:
             return random_widths(channels, _RANDOM_MEAN, key, site=site, widths=policy.widths)
         chosen, _ = solve(
@@ -220,6 +222,37 @@ class Assigner:
             model=policy.model,
         )  # fmt: skip
         return chosen.rows()
+
+
+@dataclass(frozen=True, eq=False)
+class _Programme:
+    """What is known of all messages of one layer in one direction; only the rank that solves it looks at the numbers."""
+
+    everyone: Sequence[
+        Tensor
+    ]  # of each rank: float32, beta of the rows that it sends, one receiver after the other
+    counts: np.ndarray[Any, Any]  # int64 [P, P]: rows that i sends to j
+    num_columns: int
+
+    def pairs(self) -> dict[tuple[int, int], int]:
+        """Rows of each message that has some."""
+        return {
+            (src, dst): count
+            for src, row in enumerate(self.counts.tolist())
+            for dst, count in enumerate(row)
+            if count
+        }
+
+    def channels(self, links: PairCosts | None) -> list[Channel]:
+        """In the order of ``pairs``."""
+        found, starts = [], [0] * len(self.everyone)
+        values = [each.cpu().double().numpy() for each in self.everyone]
+        for (src, dst), count in self.pairs().items():
+            costs = (1.0, 0.0) if links is None else (links.per_byte[src][dst], links.per_message[src][dst])
+            beta = values[src][starts[src] : starts[src] + count]
+            found.append(Channel(src, dst, beta, self.num_columns, *costs))
+            starts[src] += count
+        return found
 
 
 def _flat(widths: dict[Direction, Widths], name: str) -> dict[str, Tensor]:
@@ -263,20 +296,3 @@ def _told_to_senders(
     arriving, leaving = channel.lists.arriving(direction), channel.lists.leaving(direction)
     pieces = list(weights.float().to(line.device).split(arriving))  # type: ignore[no-untyped-call]
     return [piece.cpu().double() for piece in line.all_to_all(pieces, kind="widths", counts=leaving)]
-
-
-def _channels(
-    everyone: Sequence[Tensor], counts: np.ndarray[Any, Any], num_columns: int, links: PairCosts | None
-) -> list[Channel]:
-    found = []
-    for src, of_rank in enumerate(everyone):
-        start = 0
-        values = of_rank.cpu().double().numpy()
-        for dst, count in enumerate(counts[src].tolist()):
-            if count:
-                costs = (
-                    (1.0, 0.0) if links is None else (links.per_byte[src][dst], links.per_message[src][dst])
-                )
-                found.append(Channel(src, dst, values[start : start + count], num_columns, *costs))
-            start += count
-    return found

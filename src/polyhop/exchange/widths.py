@@ -146,8 +146,8 @@ def cost(
     widths: Sequence[int] = WIDTHS, model: str = "rounds",
 ) -> Cost:  # fmt: skip
     """Of rows' widths (uint8 [s] for each channel), whoever chose them. widths: what the objective is scaled by."""
-    scale = _Scale.of(channels, lam, widths, num_ranks, model)
-    return scale.cost(*_judged(channels, rows, num_ranks, model))
+    judge = _Judge.of(channels, lam, num_ranks, model)
+    return _Scale.of(judge, lam, widths).cost(*judge.of_rows(rows))
 
 
 def uniform(channels: Sequence[Channel], width: int) -> tuple[Bytes, ...]:
@@ -221,7 +221,8 @@ def solve(
         raise ConfigError(unknown("method", method, METHODS))
     if (model, method) == ("slowest", "exact"):
         raise ConfigError('model "slowest" has no exact method; use method "hull"')
-    scale = _Scale.of(channels, lam, widths, num_ranks, model)
+    judge = _Judge.of(channels, lam, num_ranks, model)
+    scale = _Scale.of(judge, lam, widths)
     make, kinds = (hull_front if method == "hull" else exact_front), _ascending(widths)
     grouped = [groups(each.beta, group_size) for each in channels]
     fronts = [make(own.beta, own.sizes, each.num_columns, kinds) for each, own in zip(channels, grouped)]
@@ -242,7 +243,7 @@ def solve(
     chosen = Assignment(
         tuple(grouped), tuple(front.pick(at) for front, at in zip(fronts, points, strict=True))
     )
-    return chosen, scale.cost(*_judged(channels, chosen.rows(), num_ranks, model))
+    return chosen, scale.cost(*judge.of_rows(chosen.rows()))
 
 
 @dataclass(frozen=True)
@@ -255,13 +256,10 @@ class _Scale:
     per_second: float
 
     @classmethod
-    def of(
-        cls, channels: Sequence[Channel], lam: float, widths: Sequence[int], num_ranks: int, model: str
-    ) -> _Scale:
-        _check(channels, lam, num_ranks, model)
+    def of(cls, judge: _Judge, lam: float, widths: Sequence[int]) -> _Scale:
         kinds = _ascending(widths)
-        most_variance, least_seconds, _ = _judged(channels, uniform(channels, kinds[0]), num_ranks, model)
-        least_variance, most_seconds, _ = _judged(channels, uniform(channels, kinds[-1]), num_ranks, model)
+        most_variance, least_seconds, _ = judge.of_uniform(kinds[0])
+        least_variance, most_seconds, _ = judge.of_uniform(kinds[-1])
         variance, seconds = most_variance - least_variance, most_seconds - least_seconds
         return cls(
             least_variance, least_seconds,
@@ -274,26 +272,58 @@ class _Scale:
         return Cost(above + self.per_second * (seconds - self.least_seconds), variance, seconds, num_bytes)
 
 
-def _judged(
-    channels: Sequence[Channel], rows: Sequence[Bytes], num_ranks: int, model: str
-) -> tuple[float, float, int]:
-    """Variance, seconds and bytes of rows' widths (uint8 [s] for each channel)."""
-    variance, sizes = 0.0, np.zeros(len(channels), dtype=np.int64)
-    for c, (each, own) in enumerate(zip(channels, rows, strict=True)):
-        counts = np.bincount(own)
-        beta = np.bincount(own, each.beta)
-        for width in np.flatnonzero(counts).tolist():
-            sizes[c] += row_bytes(each.num_columns, width) * int(counts[width])
-            variance += noise(width) * float(beta[width])
-    src = np.array([each.src for each in channels], dtype=np.int64)
-    dst = np.array([each.dst for each in channels], dtype=np.int64)
-    time = np.array([each.seconds(sizes[c]) for c, each in enumerate(channels)], dtype=np.float64)
-    if model == "rounds":
-        slowest = np.zeros(num_ranks)
-        np.maximum.at(slowest, (dst - src) % num_ranks, time)
-        return variance, float(slowest.sum()), int(sizes.sum())
-    busy = np.concatenate([np.bincount(ranks, time, minlength=num_ranks) for ranks in (src, dst)])
-    return variance, float(busy.max(initial=0.0)), int(sizes.sum())
+@dataclass(frozen=True, eq=False)
+class _Judge:
+    """Says variance, seconds and bytes of rows' widths in some channels."""
+
+    channels: Sequence[Channel]
+    home: Ints  # of all rows, one channel after the other: the channel
+    beta: Floats  # of all rows
+    num_ranks: int
+    model: str
+
+    @classmethod
+    def of(cls, channels: Sequence[Channel], lam: float, num_ranks: int, model: str) -> _Judge:
+        _check(channels, lam, num_ranks, model)
+        home = np.repeat(np.arange(len(channels)), [each.beta.size for each in channels])
+        return cls(
+            channels, home, np.concatenate([np.zeros(0), *(each.beta for each in channels)]), num_ranks, model
+        )
+
+    def of_uniform(self, width: int) -> tuple[float, float, int]:
+        return self._judged([width], self.home)
+
+    def of_rows(self, rows: Sequence[Bytes]) -> tuple[float, float, int]:
+        """rows: uint8 [s] for each channel."""
+        own = np.concatenate([np.zeros(0, dtype=np.uint8), *rows])
+        kinds = np.flatnonzero(np.bincount(own))
+        place = np.zeros(256, dtype=np.int64)
+        place[kinds] = len(self.channels) * np.arange(kinds.size)
+        return self._judged(kinds.tolist(), place[own] + self.home)
+
+    def _judged(self, kinds: Sequence[int], where: Ints) -> tuple[float, float, int]:
+        """where: of all rows, the place of their width among these times C, and the channel."""
+        shape = (len(kinds), len(self.channels))
+        counts = np.bincount(where, minlength=shape[0] * shape[1]).reshape(shape)
+        beta = np.bincount(where, self.beta, minlength=shape[0] * shape[1]).reshape(shape)
+        columns = np.array([each.num_columns for each in self.channels], dtype=np.int64)
+        variance, sizes = 0.0, np.zeros(len(self.channels), dtype=np.int64)
+        for width, num_rows, total in zip(kinds, counts, beta, strict=True):
+            sizes += row_bytes(columns, width) * num_rows
+            variance += noise(width) * float(total.sum())
+        return variance, self._seconds(sizes), int(sizes.sum())
+
+    def _seconds(self, sizes: Ints) -> float:
+        """Of messages of so many bytes in each channel."""
+        src = np.array([each.src for each in self.channels], dtype=np.int64)
+        dst = np.array([each.dst for each in self.channels], dtype=np.int64)
+        time = np.array([each.seconds(sizes[c]) for c, each in enumerate(self.channels)], dtype=np.float64)
+        if self.model == "rounds":
+            slowest = np.zeros(self.num_ranks)
+            np.maximum.at(slowest, (dst - src) % self.num_ranks, time)
+            return float(slowest.sum())
+        busy = (np.bincount(ranks, time, minlength=self.num_ranks) for ranks in (src, dst))
+        return float(max(each.max(initial=0.0) for each in busy))
 
 
 def _ascending(widths: Sequence[int]) -> tuple[int, ...]:
