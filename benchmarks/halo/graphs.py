@@ -5,9 +5,9 @@
     blurred    products with one edge in six between classes: nearly every row is marginal
 
 Pairs fall inside a class (a group of it) or between any two; degrees follow a power law; a fifth of the labels are wrong, so
-that there are gradients in every epoch. Inputs are 64 columns wide, of real
-graphs by a fixed random projection of theirs: with thousands of columns the sum of the first layer's gradients would be most
-of what crosses, and no way of sending rows would matter.
+that there are gradients in every epoch. Inputs are 64 columns wide, of real graphs by a fixed random projection of theirs:
+with thousands of columns the sum of the first layer's gradients would be most of what crosses, and no way of sending rows
+would matter.
 
 Legend: N nodes, F features.
 """

@@ -45,7 +45,7 @@ def build_step(
 ) -> Any:
     """The strategy's step, as the trainer builds it. All ranks build together."""
     assert held.split is not None
-    config = halo.Config(seed=SEED, **options)
+    config = halo.Config(**options)
     whole = halo.hold(held, place("cpu", "32-true"), Team(line), config)
     train = held.split.train
     assert held.part.y is not None

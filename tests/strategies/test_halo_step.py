@@ -15,6 +15,7 @@ from torch import Tensor
 
 from polyhop import nn
 from polyhop.comm import Collective, Cost, run_in_threads
+from polyhop.errors import UnsupportedError
 from polyhop.graph import Graph, Part, Split
 from polyhop.kernels.keys import Key
 from polyhop.partition import Partition, partition, share
@@ -276,6 +277,12 @@ def test_input_rows_cross_once(make_graph: MakeGraph, options: dict[str, Any]) -
         hidden = [cost.bytes["hidden"] for cost in epochs]
         assert all(b > a for a, b in pairwise(hidden))
     assert wanted * row_bytes <= total <= wanted * (row_bytes + 16), "each row once, with its id and degree"
+
+
+def test_the_naive_way_refuses_sparse_inputs(make_graph: MakeGraph) -> None:
+    graph = make_graph(sparse=True)
+    with pytest.raises(UnsupportedError, match="sparse: give dense features"):
+        run_in_threads(2, sent_by_epoch, graph, partition(graph, 2, "hash").owner, 1, {"naive_halo": True})
 
 
 def test_input_rows_cross_in_every_step_of_the_naive_way(make_graph: MakeGraph) -> None:

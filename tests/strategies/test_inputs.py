@@ -23,6 +23,7 @@ from polyhop.errors import ConfigError, PartitionError, UnsupportedError
 from polyhop.exchange import PartLoader, RowFetch, RowFormat, Seeds, bucket_sizes
 from polyhop.graph import DenseFeatures, Graph, PooledRows, SharedGraph, SparseFeatures
 from polyhop.graph.aggregated import AggregatedRows
+from polyhop.kernels.keys import Key
 from polyhop.nn import GraphSAGE
 from polyhop.partition import Partition, open_parts, partition, save_parts, share
 from polyhop.sample import MiniBatch, NeighborLoader, NeighbourSampler, full_block
@@ -30,7 +31,7 @@ from polyhop.sample.inclusion import inclusion
 from polyhop.sample.part import PartSampler
 from polyhop.sample.wire import Wire
 from polyhop.strategies.data_cost import Facts, account, estimate
-from polyhop.strategies.inputs import AggregatedInputs, aggregated_inputs
+from polyhop.strategies.inputs import AggregatedInputs, aggregated_inputs, summed_once
 from polyhop.trainer import Trainer
 
 MakeGraph = Callable[..., Graph]
@@ -638,3 +639,28 @@ def test_estimate_is_within_a_tenth(make_graph: MakeGraph) -> None:
         predicted = estimate(facts, rank)
         for kind in ("ids", "features", "sizes"):
             assert predicted.bytes[kind] == pytest.approx(measured.bytes[kind], rel=0.1), (rank, kind)
+
+
+@pytest.mark.parametrize("name", ["gcn", "sage", "gin"])
+def test_a_full_graph_is_summed_once(make_graph: MakeGraph, name: str) -> None:
+    graph = make_graph(num_nodes=200)
+    model, block = model_of(name, graph).double(), full_block(graph)
+    x = graph.x.all().double()
+    rows, first = summed_once(model, x, block)
+    assert isinstance(rows, AggregatedRows)
+    assert first.num_edges == 0
+    assert first.num_src == first.num_dst == graph.num_nodes
+    key = Key(3)
+    torch.testing.assert_close(
+        model(rows, (first, block, block), key=key), model(x, block, key=key), rtol=0, atol=1e-12
+    )
+    assert rows.own is None or rows.own.data_ptr() != x.data_ptr()  # x, and the halo with it, can go
+
+
+def test_what_changes_with_learning_is_not_summed_once(make_graph: MakeGraph) -> None:
+    graph = make_graph(num_nodes=50)
+    x, block = graph.x.all(), full_block(graph)
+    model = nn.GAT(graph.num_features, 4, num_layers=2, out_channels=graph.num_classes)
+    rows, first = summed_once(model, x, block)
+    assert rows is x
+    assert first is block

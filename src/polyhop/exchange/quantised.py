@@ -127,7 +127,8 @@ class QuantisedMessages(Messages):
         if direction not in self.squares:
             counts = self.lists.leaving(direction)
             self.squares[direction] = [torch.zeros(k, dtype=torch.float64) for k in counts]
-        self.squares[direction][rank] += ranges.cpu().double() ** 2
+        wide = ranges.cpu().double()
+        self.squares[direction][rank].addcmul_(wide, wide)
 
     def _not_finite(self, direction: Direction, rank: int, to: int, row: int) -> InputError:
         what = "rows" if direction == "forward" else "gradients of rows"

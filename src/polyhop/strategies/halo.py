@@ -1,7 +1,8 @@
 """Training on the full graph, spread over ranks by parts: before each layer the rows that other parts read cross the cut,
 after it, backward, their gradients return and are added at the owner. One step an epoch.
 
-    layer 0    own input rows and the halo's, which came once: nothing crosses
+    layer 0    own input rows and the halo's, which came once: nothing crosses; where no parameter changes what it sums of
+               them, they are summed once
     layer l    map own rows where that narrows -> boundary rows leave -> central rows -> halo arrives -> marginal rows
     backward   gradients of the halo's rows leave after the marginal rows, while those of the central rows are computed
 
@@ -36,16 +37,18 @@ from polyhop.exchange import GradientSum, RowFetch, RowFormat, Spans, lay_out, l
 from polyhop.exchange.batch_norm import KeptStatistics, shared_statistics
 from polyhop.exchange.gathered import gather_tensors
 from polyhop.graph import Block, Graph, HaloBlock, SharedGraph, Sizes, SparseRows
+from polyhop.graph.aggregated import AggregatedRows
 from polyhop.kernels.keys import Key
 from polyhop.nn.layer import Layer
 from polyhop.nn.rows import Rows
 from polyhop.sample.wire import Wire
-from polyhop.strategies.halo_channels import DEPTH, FIRST_BITS, Ends, Options, make_channels
+from polyhop.strategies.halo_channels import DELTA_BITS, DEPTH, FIRST_BITS, Ends, Options, make_channels
 from polyhop.strategies.halo_cost import Seen, account, crossings, estimate
 from polyhop.strategies.halo_memory import Means, ledger_of
 from polyhop.strategies.halo_memory import note as memory_note
 from polyhop.strategies.halo_recompute import recomputed
 from polyhop.strategies.held import HeldPart
+from polyhop.strategies.inputs import summed_once
 from polyhop.strategies.step import Loss, Placement, Step, Team, WholeGraph, as_layered, forward_of
 from polyhop.trace import NO_TRACE, Trace
 
@@ -118,7 +121,7 @@ def build(
         raise ConfigError(
             "the train set is empty: no node is both in the train split and labelled (label -1 = none)"
         )
-    keeps = config.halo in ("stale", "skipping") or config.bits in ("adaptive", "random")
+    keeps = config.halo in ("stale", "skipping") or config.bits in ("adaptive", "delta", "random")
     kind = _KeepingStep if keeps else _HaloStep
     return kind(model, graph, whole, config, train_ids, (loss, count), trace, team)
 
@@ -145,6 +148,10 @@ class _HaloStep:
         rows = layout.place[train_ids]
         self._rows, self._y = rows.to(placement.device), part.y[train_ids].to(placement.device)
         is_sparse = isinstance(whole.own_rows(torch.empty(0, dtype=torch.int64)), SparseRows)
+        if is_sparse and config.naive_halo:
+            raise UnsupportedError(
+                f"graph {graph.name!r}: naive_halo sends input rows in every step, and these are sparse: give dense features"
+            )
         plan = _Plan.of(model, graph, config, is_sparse=is_sparse)
         layers = layer_edges(layout, part, team.line, plan.read(rows, layout.num_own), plan.sums)
         self._channels = make_channels(
@@ -166,15 +173,17 @@ class _HaloStep:
                 wanted=layers[at].lists.wanted if config.halo == "sequential" else None,
             )
             channel.keeps = config.recompute
-        self._blocks = tuple(blocks)
+        self._x: Rows | AggregatedRows
         self._parts = _fingerprint(part.src_ids)
         self._by_layer = dict(enumerate(self._channels.channels, start=plan.num_plain))
         self._kept = KeptStatistics(model) if config.recompute else None
         if plan.num_plain:
             ids = torch.cat([layout.order, layout.num_own + layers[0].halo])
-            self._x: Rows = placement.rows(whole.features.gather(ids))
+            x = placement.rows(whole.features.gather(ids))
+            self._x, blocks[0] = summed_once(model, x, blocks[0])
         else:
             self._x = placement.rows(whole.own_rows(layout.order))
+        self._blocks = tuple(blocks)
         self._forward = forward_of(model)
         self._statistics_line = team.line.fork() if plan.has_batch_norm else None
         parameters = [p for p in model.parameters() if p.requires_grad]
@@ -183,7 +192,11 @@ class _HaloStep:
         )
         lists, means = [layer.lists for layer in layers], _means(config, list(model.parameters()))
         self.memory = ledger_of(model, self._x, self._blocks, lists, plan.columns, means, placement.context)
-        self._notes = [_note(layout.marginal_share, plan, team.line), memory_note(self.memory, team.line)]
+        is_summed = isinstance(self._x, AggregatedRows)
+        self._notes = [
+            _note(layout.marginal_share, plan, team.line, is_summed=is_summed),
+            memory_note(self.memory, team.line),
+        ]
 
     @property
     def notes(self) -> list[str]:
@@ -204,7 +217,9 @@ class _HaloStep:
             with self._placement.context(), self._recomputed():
                 logits = self._forward(self._x, self._blocks, key)
             loss = self._loss(logits.index_select(0, self._rows), self._y) / self._count
-            loss.backward()  # type: ignore[no-untyped-call]
+            # Virtual ranks on one device share torch's backward thread, and this pass waits for the other ranks.
+            with torch.autograd.set_multithreading_enabled(False):
+                loss.backward()  # type: ignore[no-untyped-call]
         self._channels.end_step(key)
         return self._sum.end(loss.detach())
 
@@ -313,22 +328,25 @@ def _refuse_unsummed(model: nn.Module, seen: Sequence[Seen]) -> None:
 
 def _means(config: Config, parameters: Sequence[Tensor]) -> Means:
     """What the options mean for memory."""
+    first = {"adaptive": FIRST_BITS, "random": FIRST_BITS, "delta": DELTA_BITS}
     return Means(
-        bits=int(config.bits) if str(config.bits).isdecimal() else FIRST_BITS,
+        bits=int(config.bits) if str(config.bits).isdecimal() else first[str(config.bits)],
         value_bytes=parameters[0].element_size(),
         depth=DEPTH if config.halo == "sequential" else None,
         recompute=config.recompute,
+        holds=config.bits == "delta",
         num_parameters=sum(p.numel() for p in parameters),
         states=int(config.momentum > 0) if config.optimizer == "sgd" else 2,
     )
 
 
-def _note(marginal_share: float, plan: _Plan, line: Collective) -> str:
+def _note(marginal_share: float, plan: _Plan, line: Collective, *, is_summed: bool) -> str:
     shares = line.all_gather(
         torch.tensor([marginal_share], device=line.device), kind="sizes", counts=[1] * line.num_ranks
     )
     text = f"up to {100 * float(torch.cat(shares).max()):.0f} % of a part's rows read from other parts"
     text += f"; the halo's input rows cross {'once' if plan.num_plain else 'in every step'}"
+    text += " and are summed once" if is_summed else ""
     return text + ("; BatchNorm needs all rows, so none is skipped" if plan.has_batch_norm else "")
 
 

@@ -17,6 +17,8 @@ from polyhop.comm.probe import PairCosts, measure_pairs
 from polyhop.errors import ConfigError, unknown
 from polyhop.exchange.assigner import Assigner, Policy
 from polyhop.exchange.crossing import Crossing, Lists, Messages, Spans
+from polyhop.exchange.delta import BITS as DELTA_BITS
+from polyhop.exchange.delta import DeltaMessages
 from polyhop.exchange.layout import LayerEdges
 from polyhop.exchange.quantised import QuantisedMessages
 from polyhop.exchange.sampled import SampledCrossing
@@ -25,19 +27,30 @@ from polyhop.exchange.skipping import SkippingCrossing
 from polyhop.exchange.stale import StaleCrossing
 from polyhop.kernels.keys import Key
 
-__all__ = ["BITS", "DEPTH", "FIRST_BITS", "HALOS", "Channels", "Ends", "Options", "make_channels"]
+__all__ = [
+    "BITS",
+    "DELTA_BITS",
+    "DEPTH",
+    "FIRST_BITS",
+    "HALOS",
+    "Channels",
+    "Ends",
+    "Options",
+    "make_channels",
+]
 
-BITS = ("1", "2", "4", "8", "16", "32", "adaptive", "random")
+BITS = ("1", "2", "4", "8", "16", "32", "adaptive", "delta", "random")
 HALOS = ("exact", "stale", "sampled", "skipping", "sequential")
 FIRST_BITS = 8  # before anything is known of the ranges
 DEPTH = 1  # rounds of a sequential halo that are ahead
+_WATCHED = 10  # steps after which people hear how many rows cross as differences
 
 
 @dataclass(frozen=True)
 class Options:
     """What the trainer is told of them."""
 
-    bits: int | str = 32  # of a value between layers: 1 .. 32, "adaptive", "random" (for comparison)
+    bits: int | str = 32  # of a value between layers: 1 .. 32, "adaptive", "delta", "random" (for comparison)
     bits_lambda: float = 0.5  # of "adaptive": 0 only time counts, 1 only variance
     bits_group: int = 100  # messages with one width
     bits_period: int = 50  # epochs between choices
@@ -72,11 +85,17 @@ class Channels:
 
     def __init__(self, channels: Sequence[Crossing], line: Collective, assigner: Assigner | None) -> None:
         self.channels, self._line, self._assigner = list(channels), line, assigner
+        self._deltas = {
+            at: channel.messages
+            for at, channel in enumerate(self.channels)
+            if isinstance(channel.messages, DeltaMessages)
+        }
+        self._num_steps, self._notes = 0, list[str]()
 
     @property
     def notes(self) -> list[str]:
         """What was found out on the way."""
-        return [] if self._assigner is None else self._assigner.notes
+        return [*self._notes, *([] if self._assigner is None else self._assigner.notes)]
 
     def begin_step(self, key: Key) -> None:
         """A step is about to run."""
@@ -91,12 +110,17 @@ class Channels:
             self._assigner.end_step(key)
         for channel in self.channels:
             channel.end_step()
+        self._num_steps += 1
+        if self._num_steps == _WATCHED and self._deltas:
+            self._notes.append(_moved([each.share_moved for each in self._deltas.values()]))
 
     def state(self) -> dict[str, Tensor]:
         """What this rank's next step depends on."""
         kept = {} if self._assigner is None else {f"widths.{k}": v for k, v in self._assigner.state().items()}
         for at, channel in enumerate(self.channels):
             kept |= {f"{at}.{name}": value for name, value in channel.state().items()}
+        for at, messages in self._deltas.items():  # now that nothing is under way
+            kept |= {f"held{at}.{name}": value for name, value in messages.state().items()}
         return kept
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
@@ -105,6 +129,8 @@ class Channels:
             self._assigner.restore(_under(tensors, "widths"))
         for at, channel in enumerate(self.channels):
             channel.restore(_under(tensors, str(at)))
+        for at, messages in self._deltas.items():
+            messages.restore(_under(tensors, f"held{at}"))
 
     def close(self) -> None:
         if self._assigner is not None:
@@ -120,6 +146,17 @@ def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     }
 
 
+def _moved(shares: Sequence[float]) -> str:
+    each = ", ".join(f"{100 * share:.0f} %" for share in shares)
+    text = f"bits='delta': {each} of the rows of each layer cross as differences"
+    if min(shares) < 0.5:
+        text += (
+            "; the others change too much from step to step (dropout does that) and are sent as with bits=2: "
+            "bits='adaptive' suits such a model better"
+        )
+    return text
+
+
 def make_channels(
     ends: Sequence[Ends], options: Options, line: Collective, spans: Callable[[int], Spans]
 ) -> Channels:
@@ -131,6 +168,12 @@ def make_channels(
     if is_chosen and options.halo == "sampled":
         raise ConfigError(
             f"bits={bits!r} follows single rows over epochs, and halo='sampled' draws others in each: give a number of bits"
+        )
+    if bits == "delta" and options.halo not in ("exact", "stale"):
+        raise ConfigError(
+            f"bits='delta' sends what rows have moved since all of them crossed last, and halo={options.halo!r} "
+            + ("keeps no rows of other ranks" if options.halo == "sequential" else "leaves some out")
+            + ": give a number of bits, or halo='exact' or 'stale'"
         )
     own = line.fork()
     channels = [_channel(each, options, own, spans(each.layer)) for each in ends]
@@ -198,6 +241,8 @@ def _channel(ends: Ends, options: Options, line: Collective, spans: Spans) -> Cr
         own_ids, halo_ids = ends.ids
         if str(options.bits) == "32":
             return Messages(lists, spans)
+        if options.bits == "delta":
+            return DeltaMessages(lists, ends.ids, spans)
         width = FIRST_BITS if options.bits in ("adaptive", "random") else int(options.bits)
         return QuantisedMessages(lists, width, (own_ids, halo_ids if halo is None else halo_ids[halo]), spans)
 

@@ -1,13 +1,23 @@
 """What strategy ``halo`` sends in a step: accounted from lists and widths, to the byte; estimated before anything is cut up.
 
+Both are made of messages, one for each layer, direction and peer, so both can be looked at that way. ``halo_estimate`` finds
+the facts that an estimate needs. What an estimate says of each option:
+
+    exact, stale          what crosses, if the facts are those of the graph
+    naive, sequential     the same, input rows included; they have gradients only where the first layer maps them before
+    sampled               the same
+    skipping              at most: rows that have not moved stay where they are
+    bits 1 .. 32, delta   the same
+    adaptive, random      of a step once widths were chosen (8 bits before that); adaptive ones are a guess
+
 Legend: P ranks, L layers, D columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -20,26 +30,41 @@ from polyhop.kernels import quantised_bytes
 from polyhop.strategies.data_cost import account_gradients
 from polyhop.strategies.step import as_layered, forward_of
 
-__all__ = ["Crossed", "Facts", "Seen", "account", "crossed", "crossings", "estimate"]
+__all__ = [
+    "Crossed",
+    "Facts",
+    "LayerFacts",
+    "Seen",
+    "account",
+    "crossed",
+    "crossings",
+    "estimate",
+    "expected",
+]
 
 
 @dataclass(frozen=True)
 class Crossed:
-    """One message of a step."""
+    """One message of a step. Whole numbers where it is accounted, expectations where it is estimated."""
 
     layer: int
     direction: Direction
     peer: int
-    num_rows: int
-    num_bytes: int
+    num_rows: float  # sums included
+    num_bytes: float
 
 
-def crossed(channels: Sequence[Crossing], value_bytes: int = 4) -> list[Crossed]:
-    """Every message that this rank sends in the next step; columns are known once one step was made."""
+def crossed(
+    channels: Sequence[Crossing], value_bytes: int = 4, seen: Sequence[Seen] | None = None
+) -> list[Crossed]:
+    """Every message that this rank sends in the next step; columns are known once one step was made.
+
+    ``seen``: of each layer of the model (``crossings``), which says where rows need no gradients; None: nowhere.
+    """
     found = []
     for channel in channels:
         assert channel.num_columns is not None, "columns are known once rows have crossed"
-        for direction in DIRECTIONS:
+        for direction in DIRECTIONS if seen is None else seen[channel.spans.layer].directions:
             for peer, num_rows in enumerate(channel.lists.leaving(direction)):
                 size = num_rows * channel.num_columns * value_bytes
                 if isinstance(channel.messages, QuantisedMessages):
@@ -62,43 +87,46 @@ def account(
 
 
 @dataclass(frozen=True, eq=False)
-class Facts:
-    """Known before the run."""
+class LayerFacts:
+    """What crosses at one layer."""
 
-    halo: Tensor  # int64 [P, P]: rows of rank i that rank j reads
-    readers: float  # nodes of another part that read a boundary row, on average
-    degree: float  # in-edges of a node, on average
-    train_share: float  # of the nodes; 1 where all rows are needed (BatchNorm)
-    columns: Sequence[int]  # that cross at each layer; 0 where nothing does
-    bits: float = 32  # of a value, on average
-    value_bytes: int = 4
-    bucket_sizes: Sequence[int] = ()
+    layer: int
+    rows: Tensor  # float64 [P, P]: that rank i sends to rank j, sums included; their gradients return
+    row_bytes: Mapping[
+        Direction, Tensor
+    ]  # float64 [P, P]: of a row from i to j, on average; no key: none crosses
+
+    def leaving(self, direction: Direction) -> Tensor:
+        """float64 [P, P]: rows from i to j."""
+        return self.rows if direction == "forward" else self.rows.T
+
+
+@dataclass(frozen=True, eq=False)
+class Facts:
+    """Known before the run; see ``halo_estimate.facts_of`` and ``facts_of_pairs``."""
+
+    num_ranks: int
+    layers: Sequence[LayerFacts]
+    bucket_sizes: Sequence[int] = ()  # elements of each message of gradients of weights
+    value_bytes: int = 4  # of a weight
+    others: Sequence[Cost] = field(default_factory=tuple)  # of each rank, all other kinds; () = none
+
+
+def expected(facts: Facts, rank: int) -> list[Crossed]:
+    """Every message of rows that ``rank`` is expected to send in a step, as ``crossed`` has them."""
+    return [
+        Crossed(each.layer, direction, peer, num_rows, num_rows * float(sizes[rank, peer]))
+        for each in facts.layers
+        for direction, sizes in each.row_bytes.items()
+        for peer, num_rows in enumerate(each.leaving(direction)[rank].tolist())
+        if num_rows and peer != rank
+    ]
 
 
 def estimate(facts: Facts, rank: int) -> Cost:
-    """What ``rank`` is expected to send in a step.
-
-    A row of the last layer crosses if one of its readers is a train node; one of the layer below if a reader is such a
-    node or is read by one, and so on: readers are taken to be independent.
-    """
-    needed, rows = facts.train_share, 0.0
-    lent, wanted = float(facts.halo[rank].sum()), float(facts.halo[:, rank].sum())
-    for columns in reversed(facts.columns):
-        share = 1 - (1 - needed) ** facts.readers
-        parameters = 0 if facts.bits >= 16 else 4
-        row_bytes = columns * (facts.value_bytes if facts.bits >= 32 else facts.bits / 8) + parameters * bool(
-            columns
-        )
-        rows += share * (lent + wanted) * row_bytes
-        needed = 1 - (1 - needed) ** (1 + facts.degree)
-    messages = (
-        2
-        * sum(1 for columns in facts.columns if columns)
-        * int(((facts.halo[rank] > 0) | (facts.halo[:, rank] > 0)).sum())
-    )
-    num_ranks = facts.halo.shape[0]
-    gradients = account_gradients(facts.bucket_sizes, facts.value_bytes, num_ranks, rank)
-    return Cost({"hidden": rows}, {"hidden": messages}) + gradients
+    """What ``rank`` is expected to send in a step: see the module's docstring for what that means for each option."""
+    cost = account(expected(facts, rank), facts.bucket_sizes, facts.value_bytes, facts.num_ranks, rank)
+    return cost + facts.others[rank] if facts.others else cost
 
 
 @dataclass(frozen=True)
@@ -107,12 +135,18 @@ class Seen:
 
     columns: int = 0  # 0: nothing
     is_linear: bool = False  # sums of rows serve as well as rows
+    has_gradient: bool = True  # gradients return
+    value_bytes: int = 4
+
+    @property
+    def directions(self) -> tuple[Direction, ...]:
+        return DIRECTIONS if self.has_gradient else DIRECTIONS[:1]
 
 
 def crossings(
     model: nn.Module, num_features: int, sizes: Sizes, *, num_plain: int = 1, sends_narrow: bool = True
 ) -> list[Seen]:
-    """Of each layer; found by running the model on a part without rows."""
+    """Of each layer; found by running the model, as it will be trained, on a part without rows."""
     layered = as_layered(model)
     assert layered is not None, "the strategy asks for layers"
     parameter = next(model.parameters())
@@ -126,7 +160,7 @@ def crossings(
         plain if at < num_plain else HaloBlock.of(plain, 0, channel, sizes, sends_narrow=sends_narrow)
         for at, channel in enumerate(noted)
     ]
-    with torch.no_grad(), _quiet(model):
+    with torch.enable_grad(), _quiet(model):
         forward_of(model)(parameter.new_empty(0, num_features), tuple(blocks), None)
     return [channel.seen for channel in noted]
 
@@ -140,7 +174,8 @@ class _Noted:
         self, rows: Tensor, first: int, reader: Reader | None = None, sums: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Callable[[], Tensor]]:
         columns = int(torch.Size(rows.shape[1:]).numel())
-        self.seen = Seen(columns, reader is not None and reader.is_linear)
+        is_linear = reader is not None and reader.is_linear
+        self.seen = Seen(columns, is_linear, rows.requires_grad, rows.element_size())
         return rows, rows[first:], lambda: rows[:0]
 
 

@@ -46,7 +46,7 @@ from polyhop.partition import open_parts
 from polyhop.partition.kept import KeptRows, made_from
 from polyhop.sample import full_block
 
-__all__ = ["AggregatedInputs", "aggregated_inputs"]
+__all__ = ["AggregatedInputs", "aggregated_inputs", "summed_once"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +85,35 @@ def _without_edges(below: Block) -> Block:
         below.num_src,
         src_ids=below.src_ids,
         in_degree=below.in_degree,
+    )
+
+
+def summed_once(model: nn.Module, x: Rows, block: Block) -> tuple[Rows | AggregatedRows, Block]:
+    """(inputs, first block) of a model that reads the same block, with all in-edges, in every step: the first layer's sums
+    of x's rows where no parameter changes them, and a block without edges; x and the block as they are where there are none.
+    """
+    if not isinstance(model, Model) or not isinstance(x, Tensor) or block.rows is not None:
+        return x, block
+    try:
+        aggregate = model.fixed_aggregate()
+    except UnsupportedError:
+        return x, block
+    with torch.no_grad():
+        z = aggregate.apply(block, x)
+        start = block.dst_start
+        own = x[start : start + block.num_dst].clone() if aggregate.has_own else None  # lets go of the others
+    return AggregatedRows(z, own), _destinations(block)
+
+
+def _destinations(block: Block) -> Block:
+    """The block's destinations alone, as sources and destinations, without edges."""
+    own = slice(block.dst_start, block.dst_start + block.num_dst)
+    return Block(
+        torch.zeros(block.num_dst + 1, dtype=torch.int64, device=block.device),
+        block.indices[:0],
+        block.num_dst,
+        src_ids=None if block.src_ids is None else block.src_ids[own],
+        in_degree=None if block.in_degree is None else block.in_degree[own],
     )
 
 
