@@ -46,9 +46,40 @@ def test_parts_from_a_file(polyhop, tiny_dir: Path) -> None:
     assert (facts["method"], facts["sizes"]) == ("file", [40, 40])
 
 
+def test_presampled(polyhop, tiny_dir: Path) -> None:
+    given = ("partition", "tiny", "--data-dir", tiny_dir, "--parts", 2, "--method", "fennel", "--presample",
+             "--fanout", "3,2", "--batch-size", 8)  # fmt: skip
+    shown = polyhop(*given, "--out", "parts")
+    assert shown.code == 0, shown.err
+    for part in (
+        "of sampled edges join two owners",
+        "within a mini-batch",
+        "of those by lot",
+        "5 fresh mini-batches",
+    ):
+        assert part in shown.out
+    open_parts("parts").check()
+    facts = polyhop(*given, "--json").json
+    assert facts["method"] == "fennel"
+    assert sum(facts["sizes"]) == 80
+    assert facts["fresh"]["num_batches"] == 5
+    assert len(facts["fresh"]["rows"]) == 2
+    assert 0 < facts["fresh"]["cut"] < facts["fresh"]["chance_cut"]
+    wide = polyhop(*given, "--json", "--hidden", 64, "--sampler", "labor", "--epochs", 1).json
+    assert wide["fresh"] != facts["fresh"]
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        (["--parts", 2, "--presample"], "give its --fanout"),
+        (["--parts", 2, "--fanout", "3,2"], "goes with --presample"),
+        (["--parts", 2, "--presample", "--fanout", "3;2"], "expected one number per layer"),
+        (["--parts", 2, "--presample", "--fanout", "3,2", "--method", "hash"], "metis or fennel"),
+        (
+            ["--parts", 2, "--presample", "--fanout", "3,2", "--method", "file", "--file", "x.npy"],
+            "metis or fennel",
+        ),
         (["--parts", 2, "--method", "metris"], "Did you mean 'metis'"),
         (["--parts", 2, "--method", "file"], "'file': .*path"),
         (["--parts", 2, "--file", "none.npy"], "none.npy: cannot be read"),
@@ -105,6 +136,10 @@ def test_the_same_from_memory_and_from_files(polyhop, name: str) -> None:
         ),
         (["--method", "metis", "--out", "p"], "'metis' does not read edges in .npy"),
         (["--memory", "1GB"], "give --out DIR"),
+        (
+            ["--presample", "--fanout", "2", "--out", "p"],
+            "from the whole graph: edges.npy is cut out of core",
+        ),
         (["--memory", "lots", "--out", "p"], "expected a size such as 1GB"),
         (["--memory", "1KB", "--out", "p"], "too small.*give at least 65.6KB"),
         (["--num-nodes", 50, "--out", "p"], r"the graph has nodes 0 \.\. 49.*--num-nodes"),

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from polyhop.cli import console, stages
+from polyhop.errors import ConfigError
+
+if TYPE_CHECKING:
+    from polyhop.graph import Graph
+    from polyhop.partition import Partition
+    from polyhop.sample import SplitQuality
 
 __all__ = ["command"]
 
@@ -55,6 +62,32 @@ def command(
     duplicates: Annotated[
         str, typer.Option(help="Repeated edges: error | keep | drop (in memory only).")
     ] = "error",
+    presample: Annotated[
+        bool,
+        typer.Option(
+            "--presample",
+            help="Follow the mini-batches that training will draw: even work and few rows sent for strategy split "
+            "(metis, fennel).",
+            rich_help_panel="Pre-sampling",
+        ),
+    ] = False,
+    fanout: Annotated[
+        str | None,
+        typer.Option(help="As for train: 15,10, from the seeds outward.", rich_help_panel="Pre-sampling"),
+    ] = None,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Seeds of all ranks together.", rich_help_panel="Pre-sampling")
+    ] = 1024,
+    sampler: Annotated[str, typer.Option(help="uniform | labor", rich_help_panel="Pre-sampling")] = "uniform",
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs to sample.", rich_help_panel="Pre-sampling")] = 2,
+    hidden: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Width of the hidden layers: weighs rows by what they send [default: all alike].",
+            rich_help_panel="Pre-sampling",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")] = False,
 ) -> None:
     """Cut a graph into parts, report what the cut costs, and write a folder of parts.
@@ -66,34 +99,46 @@ def command(
       polyhop partition cora --data-dir DATA --parts 8 --method fennel --json
       polyhop partition edges.csv --parts 2 --method file --file graph.part.2 --out parts
       polyhop partition edges.npy --nodes DATA --parts 16 --memory 1GB --out parts
+      polyhop partition debian-packages --parts 4 --presample --fanout 15,15,15 --out parts
     """
     from polyhop.partition import check_free, default_method, is_out_of_core
 
+    if fanout is not None and not presample:
+        raise ConfigError("--fanout says what mini-batches to follow: it goes with --presample")
     if out is not None:
         check_free(out)  # before the work, not after it
     options: dict[str, Any] = {} if file is None else {"path": file}
     options |= {} if passes is None else {"passes": passes}
     chosen = method if method != "auto" or file is None else "file"
+    plan = _Presampling(_fan_outs(fanout), batch_size, sampler, epochs, hidden) if presample else None
     if is_out_of_core(name, chosen, memory):
+        if plan is not None:
+            raise ConfigError(
+                f"--presample draws mini-batches from the whole graph: {name} is cut out of core"
+            )
         chosen = "ldg" if chosen == "auto" else chosen
         facts = _from_files(name, parts, chosen, out, memory or _DEFAULT_MEMORY, options, nodes=nodes,
                             num_nodes=num_nodes, seed=seed, duplicates=duplicates)  # fmt: skip
     else:
         chosen = default_method() if chosen == "auto" else chosen
         facts = _in_memory(name, parts, chosen, out, options, data_dir=data_dir, nodes=nodes, seed=seed,
-                           duplicates=duplicates)  # fmt: skip
+                           duplicates=duplicates, plan=plan)  # fmt: skip
     _report({"parts": parts, "method": chosen, "out": out, **facts}, as_json)
 
 
 def _in_memory(
     name: str, parts: int, method: str, out: Path | None, options: dict[str, Any], *, data_dir: Path | None,
-    nodes: Path | None, seed: int, duplicates: str,
+    nodes: Path | None, seed: int, duplicates: str, plan: _Presampling | None,
 ) -> dict[str, Any]:  # fmt: skip
     from polyhop import datasets
     from polyhop.partition import partition, quality, save_parts
 
     graph = datasets.load(name, data_dir=data_dir, nodes=nodes, duplicates=duplicates)
-    made = partition(graph, parts, method, seed=seed, **options)
+    fresh: dict[str, Any] = {}
+    if plan is None:
+        made = partition(graph, parts, method, seed=seed, **options)
+    else:
+        made, fresh["fresh"] = plan.cut(graph, parts, method, seed, options)
     found = quality(graph, made)
     if out is not None:
         save_parts(graph, made, out, done=lambda part: console.say(f"part {part + 1}/{parts} written"))
@@ -104,13 +149,52 @@ def _in_memory(
         "edges": graph.num_edges,
         "sizes": sizes,
         "quality": found,
+        **fresh,
     }
+
+
+@dataclass(frozen=True)
+class _Presampling:
+    """What the command line says of the training to come."""
+
+    num_neighbors: list[int]
+    batch_size: int
+    sampler: str
+    epochs: int
+    hidden: int | None
+
+    def cut(
+        self, graph: Graph, parts: int, method: str, seed: int, options: dict[str, Any]
+    ) -> tuple[Partition, SplitQuality]:
+        """Owners, and what fresh mini-batches say of them."""
+        from polyhop.sample import presampled
+
+        columns = None
+        if self.hidden is not None:
+            columns = [max(graph.num_features, 1), *[2 * self.hidden] * (len(self.num_neighbors) - 1)]
+        made = presampled(
+            graph, parts, self.num_neighbors, self.batch_size, epochs=self.epochs, method=method, sampler=self.sampler,
+            columns=columns, seed=seed, **options,
+        )  # fmt: skip
+        return made.partition, made.quality
+
+
+def _fan_outs(given: str | None) -> list[int]:
+    if given is None:
+        raise ConfigError(
+            "--presample draws mini-batches as training does: give its --fanout, such as 15,10,5"
+        )
+    try:
+        return [int(part) for part in given.split(",")]
+    except ValueError:
+        raise ConfigError(
+            f"--fanout {given!r}: expected one number per layer from the seeds outward, such as 15,10 (-1 = all)"
+        ) from None
 
 
 def _from_files(
     name: str, parts: int, method: str, out: Path | None, memory: str, options: dict[str, Any], **given: Any
 ) -> dict[str, Any]:
-    from polyhop.errors import ConfigError
     from polyhop.partition import Quality, partition_files
 
     if out is None:
@@ -136,15 +220,17 @@ def _from_files(
 
 
 def _report(facts: dict[str, Any], as_json: bool) -> None:
-    found, sizes = facts.pop("quality"), facts["sizes"]
+    found, fresh, sizes = facts.pop("quality"), facts.pop("fresh", None), facts["sizes"]
     if as_json:
-        console.print_json({**facts, **vars(found)})
+        more = {} if fresh is None else {"fresh": {**vars(fresh), "row_share": fresh.row_share}}
+        console.print_json({**facts, **vars(found), **more})
         return
     console.show_table(
         [
             ("graph", f"{facts['graph']}, {facts['nodes']:,} nodes, {facts['edges']:,} edges"),
             ("parts", f"{facts['parts']} by {facts['method']}, {min(sizes):,} to {max(sizes):,} nodes"),
             *found.rows(),
+            *([] if fresh is None else fresh.table()),
             *([] if facts["out"] is None else [("folder", str(facts["out"]))]),
         ]
     )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from polyhop.errors import PartitionError
 from polyhop.graph import Graph
 from polyhop.partition.record import Partition
 
@@ -27,6 +28,7 @@ class Quality:
     halo: float  # remote rows that all parts read for one full layer, over N
     replication: float  # 1 + halo: copies of an average node
     chance_cut: float  # the cut of parts of the same sizes filled at random
+    num_empty: int = 0  # parts without nodes
 
     def rows(self) -> list[tuple[str, str]]:
         """For people: names and values, with what is normal; what is not is marked."""
@@ -41,7 +43,7 @@ class Quality:
                 "balance",
                 f"nodes {_marked(self.node_balance, 1.1)}, edges {_marked(self.edge_balance, 2.0)}, "
                 f"train nodes {_marked(self.train_balance, 1.1)} (largest part over the mean; usual: nodes and train nodes "
-                "up to 1.1, edges up to 2 where a few nodes have most)",
+                f"up to 1.1, edges up to 2 where a few nodes have most){self._empty()}",
             ),
             (
                 "halo",
@@ -50,9 +52,18 @@ class Quality:
             ),
         ]
 
+    def _empty(self) -> str:
+        if self.num_empty == 0:
+            return ""
+        return f"; {self.num_empty} {'part is' if self.num_empty == 1 else 'parts are'} EMPTY: their ranks own nothing"
+
 
 def quality(graph: Graph, partition: Partition) -> Quality:
     """Measured over all edges."""
+    if partition.num_nodes != graph.num_nodes:
+        raise PartitionError(
+            f"the partition is of {partition.num_nodes} nodes, the graph {graph.name!r} has {graph.num_nodes}"
+        )
     owner, parts = partition.owner.long(), partition.num_parts
     source, destination = owner[graph.indices.long()], owner[graph.destinations]
     is_cut = source != destination
@@ -81,6 +92,7 @@ def quality_of_counts(
         halo=halo,
         replication=1.0 + halo,
         chance_cut=float(1.0 - sizes.square().sum()),
+        num_empty=int((nodes == 0).sum()),
     )
 
 

@@ -8,7 +8,7 @@ Legend: N nodes, M pairs of neighbours (both ways), P parts.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -44,6 +44,10 @@ class Room:
         train = 0 if graph.split is None else graph.split.train.numel()
         return cls(num_parts, float(graph.num_nodes), float(train), slack)
 
+    def of_one_load(self, heaviest: float = 1.0) -> Room:
+        """The same without training nodes: loads have a mean of 1, and the heaviest node this one."""
+        return replace(self, train=0.0, heaviest=heaviest)
+
     def limits(self, over: float = 0.0) -> dict[str, float]:
         """The capacities of ``stream_parts``, stretched by ``over``."""
         found = {"capacity": self._capacity(self.nodes, self.heaviest) * (1 + over)}
@@ -77,24 +81,29 @@ def fennel_passes(room: Room, num_pairs: float, passes: int) -> Iterator[dict[st
 
 
 def even_out(
-    graph: Graph,
-    lists: tuple[Tensor, Tensor],
     owner: Tensor,
-    num_parts: int,
+    room: Room,
+    lists: tuple[Tensor, Tensor],
+    edge_weight: Tensor | None = None,
+    weight: Tensor | None = None,
+    second: Tensor | None = None,
     *,
     passes: int = 3,
-    slack: float,
 ) -> Tensor:
-    """int32 [N]: ``owner``, nodes moved out of parts with too many nodes or training nodes, and where it helps the cut.
+    """int32 [N]: ``owner``, nodes moved out of parts that hold more than the room, and where it helps the cut.
 
-    ``lists`` are the graph's neighbours. Nodes that hang least on their part are asked first.
+    ``lists`` are the graph's neighbours; weights as ``stream_parts`` takes them. Nodes that hang least on their part are
+    asked first.
     """
-    second = is_train(graph)
-    state = Stream.of(owner, num_parts, None, second)
-    limits: dict[str, Any] = {**Room.of(graph, num_parts, slack).limits()}
+    state = Stream.of(owner, room.num_parts, weight, second)
+    limits: dict[str, Any] = room.limits()
     for _ in range(passes):
-        order = torch.sort(_attachment(*lists, state.owner), stable=True).indices
-        if not stream_parts(state, *lists, rule="fennel", alpha=0.0, order=order, second=second, **limits):
+        order = torch.sort(_attachment(*lists, edge_weight, state.owner), stable=True).indices
+        moved = stream_parts(
+            state, *lists, rule="fennel", alpha=0.0, order=order, weight=weight, second=second,
+            edge_weight=edge_weight, **limits,
+        )  # fmt: skip
+        if not moved:
             break
     return state.owner
 
@@ -108,9 +117,11 @@ def is_train(graph: Graph) -> Tensor | None:
     return second
 
 
-def _attachment(indptr: Tensor, indices: Tensor, owner: Tensor) -> Tensor:
+def _attachment(indptr: Tensor, indices: Tensor, edge_weight: Tensor | None, owner: Tensor) -> Tensor:
     """float32 [N]: share of each node's neighbours that lie in its part; 0 for a node without neighbours."""
     degree = indptr.diff()
     at = torch.repeat_interleave(torch.arange(degree.numel()), degree)
-    same = (owner[at] == owner[indices.long()]).to(torch.float32)
-    return torch.zeros(degree.numel()).index_add_(0, at, same) / degree.clamp(min=1)
+    same, sums = (owner[at] == owner[indices.long()]).to(torch.float32), degree.float()
+    if edge_weight is not None:
+        same, sums = same * edge_weight, torch.zeros(degree.numel()).index_add_(0, at, edge_weight)
+    return torch.zeros(degree.numel()).index_add_(0, at, same) / sums.clamp(min=1)
