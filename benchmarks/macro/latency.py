@@ -24,7 +24,13 @@ __all__ = ["run"]
 LATENCY = "1ms"
 WIDTH, HIDDEN = 32, 32  # small: it is messages that take the time
 OURS = "k16"
-SIDES = {"k1": Side(1), "k16": Side(16), "k64": Side(64), "rpc": Side(rpc=True)}
+SIDES = {
+    "k1": Side(1),
+    "k16": Side(16),
+    "k64": Side(64),
+    "auto": Side(0, delta=True),  # all as it is where nothing is asked for
+    "rpc": Side(rpc=True),
+}
 
 
 def run(*, is_quick: bool) -> Iterator[Figure]:
@@ -52,6 +58,8 @@ def run(*, is_quick: bool) -> Iterator[Figure]:
         aim = 4.0 if end == "latency" else None
         yield _ratio(f"epoch_vs_k1_{end}", ran, "k1", fixed.num_steps, aim)
         yield _ratio(f"epoch_vs_distdgl_mode_{end}", ran, "rpc", fixed.num_steps, None)
+    for ours in ("k64", "auto"):
+        yield _ratio(f"epoch_vs_k1_latency_{ours}", late, "k1", fixed.num_steps, None, ours=ours)
 
 
 def _show(name: str, ran: Ran, num_steps: int) -> None:
@@ -65,7 +73,7 @@ def _per_step(ran: Ran, side: str, num_steps: int) -> str:
     return f"{side} {1000 * ran.median('sage', side) / num_steps:.1f} ms and {rounds:.1f} rounds a step"
 
 
-def _ratio(name: str, ran: Ran, peer: str, num_steps: int, aim: float | None) -> Figure:
+def _ratio(name: str, ran: Ran, peer: str, num_steps: int, aim: float | None, *, ours: str = OURS) -> Figure:
     cores, num_ranks = len(os.sched_getaffinity(0)), len(ran.sent("sage", peer))
     cpu = {
         s: ran.per_rank("sage", s, lambda one: one["cpu_s"]) * num_ranks / cores / num_steps for s in SIDES
@@ -77,5 +85,6 @@ def _ratio(name: str, ran: Ran, peer: str, num_steps: int, aim: float | None) ->
         + ", ".join(f"{1000 * seconds:.1f} ms a step ({side})" for side, seconds in cpu.items())
     )
     details += f"; other work on the machine, load {ran.load:.1f}" if ran.load > cores else ""
-    value = ran.median("sage", peer) / ran.median("sage", OURS)
+    details += f"; auto chose k={ran.epochs['sage']['auto'][-1][0]['k']}"
+    value = ran.median("sage", peer) / ran.median("sage", ours)
     return Figure(name, value, "x", details, at_least=aim)

@@ -155,6 +155,33 @@ def test_several_sums_under_way(run: Run) -> None:
         assert got == [[3.0 * i] * (5 * i + 1) for i in range(4)]
 
 
+def expected(line: Collective, size: int) -> tuple[list[torch.Tensor], torch.Tensor, list[Cost]]:
+    """Two expected sums, one after the other, with another exchange between the first's two ends."""
+    sums, costs = [], []
+    for turn in range(2):
+        before = line.traffic.now()
+        give = line.expect_sum(size, torch.float32, kind="gradients")
+        costs.append(line.traffic.now() - before)
+        if turn == 0:
+            between = line.all_reduce(torch.full((size,), float(line.rank)), kind="statistics")
+        pending = give(_terms(line.rank, size, torch.float32) * (1 + turn))
+        sums.append(pending.wait())
+        costs.append((line.traffic.now() - before).only("gradients"))
+    return sums, between, costs
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("size", [1, 50, 30_000])  # the last is summed in slices by 3 ranks and more
+def test_an_expected_sum_is_that_of_all_reduce(run: Run, num_ranks: int, size: int) -> None:
+    wanted = run(num_ranks, reduce, size, torch.float32)
+    for rank, (sums, between, costs) in enumerate(run(num_ranks, expected, size)):
+        assert torch.equal(sums[0], wanted[rank][0])
+        assert torch.equal(sums[1], 2 * wanted[rank][0])
+        assert torch.equal(between, torch.full((size,), num_ranks * (num_ranks - 1) / 2))
+        assert costs[0] == Cost()  # nothing leaves before there is something to send
+        assert costs[3] == wanted[rank][1]
+
+
 def mixed(line: Collective) -> str:
     try:
         line.all_to_all([torch.zeros(1, 2 + q) for q in range(line.num_ranks)], kind="hidden")

@@ -23,6 +23,7 @@ from polyhop.errors import InputError
 __all__ = ["Collective", "Pending", "is_summed_everywhere", "slices"]
 
 T = TypeVar("T")
+_EXPECTED = 1  # tag of messages whose receives were posted ahead
 _ROUND_BYTES = 1 << 15  # what a round is worth: a quarter of a millisecond at 1 Gbit/s
 
 
@@ -61,6 +62,7 @@ class Collective(ABC):
     num_ranks: int
     traffic: Traffic
     device: torch.device  # where received tensors lie
+    has_tags: bool = True  # messages of several tags pass one another
 
     @abstractmethod
     def fork(self) -> Collective:
@@ -71,8 +73,13 @@ class Collective(ABC):
         """Let go of what the line holds. Nothing may be in flight."""
 
     @abstractmethod
-    def _post(self, send: Sequence[Tensor | None], receive: Sequence[Tensor | None]) -> Callable[[], None]:
-        """Begin to send to and receive from each rank (None: nothing); the call that is returned ends when all arrived."""
+    def _post(
+        self, send: Sequence[Tensor | None], receive: Sequence[Tensor | None], tag: int = 0
+    ) -> Callable[[], None]:
+        """Begin to send to and receive from each rank (None: nothing); the call that is returned ends when all arrived.
+
+        What is sent under a tag meets what is received under it, in order.
+        """
 
     # What follows is the same over every backend.
 
@@ -139,6 +146,40 @@ class Collective(ABC):
             return torch.cat(self.all_gather(total, kind=kind, counts=sizes)).view(tensor.shape)
 
         return Pending(result)
+
+    def expect_sum(self, size: int, dtype: torch.dtype, *, kind: str) -> Callable[[Tensor], Pending[Tensor]]:
+        """``start_all_reduce`` of a vector whose turn comes later: what is returned takes it, once it is there.
+
+        Receives are posted now, so that no rank's message finds its receiver unprepared: a backend works several times as
+        long on one that does. Other operations of the line may come between. At most one sum is expected at a time.
+        """
+        peers = [q for q in range(self.num_ranks) if q != self.rank]
+        is_small = is_summed_everywhere(size * dtype.itemsize, self.num_ranks)
+        if not peers or not is_small or not self.has_tags:
+            return lambda own: self.start_all_reduce(own, kind=kind)
+        arrived = self._empty((self.num_ranks, size), dtype)
+        pieces = list(arrived.unbind())
+        receive: list[Tensor | None] = list(pieces)
+        receive[self.rank] = None
+        received = self._post([None] * self.num_ranks, receive, _EXPECTED)
+
+        def give(own: Tensor) -> Pending[Tensor]:
+            for _ in peers:
+                self.traffic.sent(kind, size * dtype.itemsize)
+            self.traffic.waited()
+            own = own.contiguous()
+            send = [None if q == self.rank else own for q in range(self.num_ranks)]
+            sent = self._post(send, [None] * self.num_ranks, _EXPECTED)
+
+            def result() -> Tensor:
+                received()
+                sent()
+                pieces[self.rank] = own
+                return _sum(pieces)
+
+            return Pending(result)
+
+        return give
 
     def broadcast(self, tensor: Tensor, *, kind: str, source: int = 0) -> Tensor:
         """The source's tensor, on every rank; the others give one of the same shape and dtype, which is not read."""
@@ -223,8 +264,8 @@ class Collective(ABC):
 
 def _sum(pieces: Sequence[Tensor]) -> Tensor:
     """In rank order, a new tensor."""
-    first, *others = pieces
-    total = first.clone()
+    first, second, *others = pieces
+    total = first + second
     for piece in others:
         total += piece
     return total

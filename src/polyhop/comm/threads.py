@@ -21,7 +21,7 @@ from polyhop.errors import InputError, PeerError
 __all__ = ["ThreadCollective", "run_in_threads"]
 
 T = TypeVar("T")
-_Way = tuple[int, int, int]  # (line, source, destination)
+_Way = tuple[int, int, int, int]  # (line, tag, source, destination)
 
 
 class _Hub:
@@ -93,13 +93,15 @@ class ThreadCollective(Collective):
         """Wake all who wait for this rank, with PeerError."""
         self._hub.fail(self.rank, error)
 
-    def _post(self, send: Sequence[Tensor | None], receive: Sequence[Tensor | None]) -> Callable[[], None]:
+    def _post(
+        self, send: Sequence[Tensor | None], receive: Sequence[Tensor | None], tag: int = 0
+    ) -> Callable[[], None]:
         for q, piece in enumerate(send):
             if piece is not None:
-                self._hub.put((self._line, self.rank, q), piece)
+                self._hub.put((self._line, tag, self.rank, q), piece)
 
         arriving = [
-            (piece, self._hub.expect((self._line, q, self.rank)))
+            (piece, self._hub.expect((self._line, tag, q, self.rank)))
             for q, piece in enumerate(receive)
             if piece is not None
         ]
@@ -109,7 +111,7 @@ class ThreadCollective(Collective):
                 got = self._hub.take(message)
                 if (got.dtype, got.numel()) != (piece.dtype, piece.numel()):  # a network would mix up bytes
                     raise InputError(
-                        f"rank {message[0][1]} sent {got.dtype} {list(got.shape)}, rank {self.rank} expected "
+                        f"rank {message[0][2]} sent {got.dtype} {list(got.shape)}, rank {self.rank} expected "
                         f"{piece.dtype} {list(piece.shape)}"
                     )
                 piece.copy_(got.view_as(piece))

@@ -94,6 +94,7 @@ class TorchCollective(Collective):
     def __init__(self, meeting: _Meeting, traffic: Traffic) -> None:
         self._meeting, self.rank, self.num_ranks = meeting, meeting.rank, meeting.num_ranks
         self._is_nccl = meeting.backend == "nccl"
+        self.has_tags = not self._is_nccl
         current = torch.cuda.current_device() if self._is_nccl else 0
         self.device = torch.device("cuda", current) if self._is_nccl else torch.device("cpu")
         self.traffic = traffic
@@ -108,15 +109,18 @@ class TorchCollective(Collective):
             self._delay.close()
         self._group = None
 
-    def _post(self, send: Sequence[Tensor | None], receive: Sequence[Tensor | None]) -> Callable[[], None]:
+    def _post(
+        self, send: Sequence[Tensor | None], receive: Sequence[Tensor | None], tag: int = 0
+    ) -> Callable[[], None]:
         arriving = [(False, piece, q) for q, piece in enumerate(receive) if piece is not None]
         leaving = [(True, piece, q) for q, piece in enumerate(send) if piece is not None]
         late: Callable[[], list[_Work]] = list
         if self._delay is None:
-            begun = self._begin([*arriving, *leaving])
+            begun = self._begin([*arriving, *leaving], tag)
         else:
-            begun = self._begin(arriving)
-            late = self._delay.put(lambda: self._begin(leaving))
+            begun = self._begin(arriving, tag)
+            if leaving:
+                late = self._delay.put(lambda: self._begin(leaving, tag))
 
         def finish() -> None:
             for work in [*begun, *late()]:
@@ -124,14 +128,14 @@ class TorchCollective(Collective):
 
         return finish
 
-    def _begin(self, operations: Sequence[tuple[bool, Tensor, int]]) -> list[_Work]:
+    def _begin(self, operations: Sequence[tuple[bool, Tensor, int]], tag: int) -> list[_Work]:
         """Begin each (is it a send, tensor, peer)."""
         if not operations:
             return []
         group = self._group
         if self._is_nccl:
             _dist.ProcessGroupNCCL._group_start()
-        begun = [(group.send if sends else group.recv)([piece], q, 0) for sends, piece, q in operations]
+        begun = [(group.send if sends else group.recv)([piece], q, tag) for sends, piece, q in operations]
         if self._is_nccl:
             _dist.ProcessGroupNCCL._group_end()
         return [_Work(work, piece) for work, (_, piece, _) in zip(begun, operations, strict=True)]

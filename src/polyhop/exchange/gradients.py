@@ -8,10 +8,12 @@ mark per parameter (does any rank have a gradient for it?) and one for "I was as
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from polyhop.comm import Collective, Pending
 
@@ -53,14 +55,20 @@ class GradientSum:
         self.parameters, self.line, self._asks_to_stop = list(parameters), line, asks_to_stop
         self._buckets = _buckets(self.parameters, bucket_bytes)
         self._bucket_of = {at: number for number, bucket in enumerate(self._buckets) for at in bucket}
+        self._sizes = bucket_sizes(self.parameters, bucket_bytes)
+        self._dtype = reduce(torch.promote_types, (parameter.dtype for parameter in self.parameters))
+        self._tails: dict[
+            tuple[bool, ...], Tensor
+        ] = {}  # marks and the wish to stop, as they were sent before
         self._missing: list[int] = []
+        self._give_last: Callable[[Tensor], Pending[Tensor]]
         self._sent: list[Pending[Tensor]] = []
         self._is_open = False
         self.is_stop_agreed = False  # some rank was asked to stop; all know it after the same step
         self._hooks: list[Any] = [
             parameter.register_post_accumulate_grad_hook(self._hook(at))  # type: ignore[no-untyped-call]
             for at, parameter in enumerate(self.parameters)
-            if parameter.requires_grad
+            if parameter.requires_grad and self._bucket_of[at] < len(self._buckets) - 1
         ]
 
     def close(self) -> None:
@@ -72,6 +80,7 @@ class GradientSum:
         self._missing = [len(bucket) for bucket in self._buckets]
         self._sent = []
         self._is_open = True
+        self._give_last = self.line.expect_sum(self._sizes[-1], self._dtype, kind="gradients")
 
     def _hook(self, at: int) -> Callable[[Tensor], None]:
         def ready(_: Tensor) -> None:
@@ -86,34 +95,47 @@ class GradientSum:
         while len(self._sent) < len(self._buckets) - 1 and self._missing[len(self._sent)] <= 0:
             self._post(len(self._sent))
 
-    def _post(self, number: int, tail: Tensor | None = None) -> None:
-        pieces = [_flat(self.parameters[at]) for at in self._buckets[number]]
-        flat = torch.cat([*pieces, *([] if tail is None else [tail])]).to(self.line.device)
-        self._sent.append(self.line.start_all_reduce(flat, kind="gradients"))
+    def _post(self, number: int) -> None:
+        flat = _flatten([_grad(self.parameters[at]) for at in self._buckets[number]])
+        self._sent.append(self.line.start_all_reduce(flat.to(self.line.device), kind="gradients"))
+
+    def _post_last(self, loss: Tensor) -> None:
+        pieces = [_grad(self.parameters[at]) for at in self._buckets[-1]]
+        told = (*(parameter.grad is not None for parameter in self.parameters), self._asks_to_stop())
+        if told not in self._tails:
+            like = self.parameters[0]
+            self._tails[told] = torch.tensor(told, dtype=self._dtype, device=like.device)
+        flat = _flatten([*pieces, self._tails[told], loss.to(self._dtype)])
+        self._sent.append(self._give_last(flat.to(self.line.device)))
 
     def end(self, loss: Tensor) -> Tensor:
         """Every ``.grad`` becomes the sum over ranks (None where no rank has one); returns the sum of the losses."""
         self._is_open = False
-        dtype, device = self.parameters[0].dtype, self.parameters[0].device
-        marks = [float(parameter.grad is not None) for parameter in self.parameters]
-        tail = torch.tensor([*marks, float(self._asks_to_stop()), 0.0], dtype=dtype, device=device)
-        tail[-1] = loss
         for number in range(len(self._sent), len(self._buckets) - 1):
             self._post(number)
-        self._post(len(self._buckets) - 1, tail)
+        self._post_last(loss)
+        device = self.parameters[0].device
         sums = [pending.wait().to(device) for pending in self._sent]
-        has_any = sums[-1][-len(tail) :].tolist()
+        has_any = sums[-1][-2 - len(self.parameters) :].tolist()
         self.is_stop_agreed = self.is_stop_agreed or has_any[-2] > 0
         for bucket, flat in zip(self._buckets, sums, strict=True):
-            start = 0
-            for at in bucket:
-                parameter = self.parameters[at]
-                stop = start + parameter.numel()
-                parameter.grad = flat[start:stop].view_as(parameter) if has_any[at] > 0 else None
-                start = stop
+            parameters = [self.parameters[at] for at in bucket]
+            for at, parameter, grad in zip(bucket, parameters, _unflatten(flat, parameters), strict=True):
+                parameter.grad = grad if has_any[at] > 0 else None
         return sums[-1][-1].clone()
 
 
-def _flat(parameter: nn.Parameter) -> Tensor:
-    grad = parameter.grad
-    return torch.zeros_like(parameter).view(-1) if grad is None else grad.reshape(-1)
+def _grad(parameter: nn.Parameter) -> Tensor:
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+
+
+def _flatten(pieces: list[Tensor]) -> Tensor:
+    """One after the other, a new vector."""
+    flat: Tensor = _flatten_dense_tensors(pieces)  # type: ignore[no-untyped-call]
+    return flat
+
+
+def _unflatten(flat: Tensor, like: list[nn.Parameter]) -> tuple[Tensor, ...]:
+    """Views of the vector's beginning, in the shapes of ``like``."""
+    views: tuple[Tensor, ...] = _unflatten_dense_tensors(flat, like)  # type: ignore[no-untyped-call]
+    return views

@@ -81,7 +81,7 @@ class Block:
     @property
     def drawn(self) -> Tensor:
         """int64 [D]: edges of each destination in this block."""
-        return self.indptr[1:] - self.indptr[:-1]
+        return self.indptr.diff()
 
     def dst_rows(self, h: Tensor) -> Tensor:
         """The destinations' own rows of h [S, ...] (or of the pool, when ``rows`` is set)."""

@@ -6,9 +6,10 @@ plain Blocks, so what needs no other rank can be computed while the halo's rows 
     central     destinations 0 .. c - 1      sources: own rows 0 .. n - 1
     marginal    destinations c .. n - 1      sources: own rows f .. n - 1, then the halo
 
-where f is the first own row that a marginal destination reads or is. To a model it looks like a square block of n rows.
+where f is the first own row that a marginal destination reads or is. To a model it looks like a block of n rows, square on a
+full graph; of a mini-batch that ranks share, destinations are the first d of the n own rows (n above stands for d then).
 
-Legend: n own rows, c central rows, H halo rows.
+Legend: n own rows, d destinations, c central rows, H halo rows.
 """
 
 from __future__ import annotations
@@ -139,6 +140,7 @@ class HaloBlock(Block):
     channel: Channel
     sizes: Sizes  # of the whole graph: every rank must pick the same order of map and aggregation
     sends_narrow: bool = True  # mapped rows cross where they are narrower than the input
+    returns: bool = True  # gradients of input rows that crossed return; those of fixed ones do not
     sums: Sums | None = None  # None: all rows cross as they are
     shards: tuple[Shard, ...] | None = (
         None  # of each rank: the channel gives sums over them [n - c, ...] in place of the halo's rows
@@ -154,14 +156,17 @@ class HaloBlock(Block):
         sizes: Sizes,
         *,
         sends_narrow: bool = True,
+        returns: bool = True,
         sums: Sums | None = None,
         wanted: Sequence[int] | None = None,
+        num_own: int | None = None,
     ) -> HaloBlock:
         """From the block of all in-edges, whose sources are the n own rows, central first, and the halo behind.
 
-        ``wanted``: halo rows of each rank, where they are to be summed in shards.
+        ``wanted``: halo rows of each rank, where they are to be summed in shards. ``num_own``: n; None: all own rows are
+        destinations.
         """
-        n, cut = complete.num_dst, int(complete.indptr[num_central])
+        n, cut = num_own or complete.num_dst, int(complete.indptr[num_central])
         if complete.dst_start != 0 or (cut and int(complete.indices[:cut].max()) >= n):
             raise GraphError(
                 f"halo block: expected {num_central} central rows first, whose sources are among the {n} own rows"
@@ -169,19 +174,21 @@ class HaloBlock(Block):
         read = complete.indices[cut:]
         first = min(num_central, int(read.min()) if read.numel() else num_central)
         central = _slice(complete, 0, num_central, 0, n)
-        marginal = _slice(complete, num_central, n, first, complete.num_src)
+        marginal = _slice(complete, num_central, complete.num_dst, first, complete.num_src)
         return cls(
             indptr=complete.indptr,
             indices=complete.indices,
             num_src=n,
             src_ids=None if complete.src_ids is None else complete.src_ids[:n],
             edge_weight=complete.edge_weight,
+            is_sampled=complete.is_sampled,
             central=central,
             marginal=marginal,
             first=first,
             channel=channel,
             sizes=sizes,
             sends_narrow=sends_narrow,
+            returns=returns,
             sums=sums,
             shards=None if wanted is None else _shards(marginal, n - first, wanted),
             own=None if wanted is None else _own_edges(marginal, n - first),
@@ -194,8 +201,9 @@ class HaloBlock(Block):
             halo = self.marginal.num_src - (self.num_src - self.first)
             ids = self.src_ids if self.src_ids is None else _joined(self.src_ids, self.marginal.src_ids, halo)
             self._cache["complete"] = Block(
-                self.indptr, self.indices, self.num_src + halo, src_ids=ids, edge_weight=self.edge_weight
-            )
+                self.indptr, self.indices, self.num_src + halo, src_ids=ids, edge_weight=self.edge_weight,
+                is_sampled=self.is_sampled,
+            )  # fmt: skip
         kept: Block = self._cache["complete"]
         return kept
 
@@ -220,6 +228,7 @@ def _slice(complete: Block, start: int, stop: int, first: int, end: int) -> Bloc
         end - first,
         dst_start=start - first,
         edge_weight=None if weight is None else weight[low:high],
+        is_sampled=complete.is_sampled,
         **per_source,
     )
 

@@ -5,7 +5,9 @@ Shapes and dtypes are always checked; ids are checked one by one with ``POLYHOP_
 
 from __future__ import annotations
 
+import ctypes
 import os
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -20,10 +22,10 @@ def is_debug() -> bool:
     return os.environ.get("POLYHOP_DEBUG", "0") not in ("", "0")
 
 
-def require(ok: bool, message: str) -> None:
-    """InputError with the message unless ok."""
+def require(ok: bool, message: str | Callable[[], str]) -> None:
+    """InputError with the message unless ok; a function makes it only then, where every call counts."""
     if not ok:
-        raise InputError(message)
+        raise InputError(message if isinstance(message, str) else message())
 
 
 def bounds(op: str, name: str, ids: Tensor, limit: int) -> None:
@@ -39,18 +41,18 @@ def csr(op: str, indptr: Tensor, indices: Tensor, num_src: int) -> None:
     """indptr int64 [D + 1] and indices int32 or int64 [E], E = indptr[-1]; in debug mode also their contents."""
     require(
         indptr.dim() == 1 and indptr.numel() >= 1 and indptr.dtype == torch.int64,
-        f"{op}: indptr must be int64 [D + 1], got {indptr.dtype} {list(indptr.shape)}",
+        lambda: f"{op}: indptr must be int64 [D + 1], got {indptr.dtype} {list(indptr.shape)}",
     )
     require(
         indices.dim() == 1 and indices.dtype in (torch.int32, torch.int64),
-        f"{op}: indices must be int32 or int64 [E], got {indices.dtype} {list(indices.shape)}",
+        lambda: f"{op}: indices must be int32 or int64 [E], got {indices.dtype} {list(indices.shape)}",
     )
-    require(num_src >= 0, f"{op}: num_src must be at least 0, got {num_src}")
-    if indptr.device.type == "cpu":  # reading one number from a GPU would wait for it
-        first, last = int(indptr[0]), int(indptr[-1])
+    require(num_src >= 0, lambda: f"{op}: num_src must be at least 0, got {num_src}")
+    if indptr.is_cpu:  # reading one number from a GPU would wait for it
+        first, last = _ends(indptr)
         require(
             first == 0 and last == indices.numel(),
-            f"{op}: indptr must run from 0 to the {indices.numel()} indices, got {first} .. {last}",
+            lambda: f"{op}: indptr must run from 0 to the {indices.numel()} indices, got {first} .. {last}",
         )
     if is_debug():
         falls = (indptr[1:] < indptr[:-1]).nonzero()
@@ -62,21 +64,34 @@ def csr(op: str, indptr: Tensor, indices: Tensor, num_src: int) -> None:
         bounds(op, "indices", indices, num_src)
 
 
+def _ends(values: Tensor) -> tuple[int, int]:
+    """The first and the last of int64 values in memory. A tensor's own way to one number takes three calls of torch."""
+    if type(values) is not Tensor:  # a subclass may keep its values elsewhere
+        return int(values[0]), int(values[-1])
+    at, stride = values.data_ptr(), 8 * values.stride(0)
+    last = at + (values.numel() - 1) * stride
+    return ctypes.c_int64.from_address(at).value, ctypes.c_int64.from_address(last).value
+
+
 def vector(op: str, name: str, tensor: Tensor | None, length: int) -> None:
     """A vector of the given length, or None."""
     require(
         tensor is None or (tensor.dim() == 1 and tensor.numel() == length),
-        f"{op}: {name} must have shape [{length}], got {None if tensor is None else list(tensor.shape)}",
+        lambda: (
+            f"{op}: {name} must have shape [{length}], got {None if tensor is None else list(tensor.shape)}"
+        ),
     )
 
 
 def same_device(op: str, **tensors: Tensor | None) -> None:
     """All given tensors on one device."""
-    places = {name: str(t.device) for name, t in tensors.items() if t is not None}
+    given = [t.device for t in tensors.values() if t is not None]
     require(
-        len(set(places.values())) <= 1,
-        f"{op}: all tensors must be on one device, got "
-        + ", ".join(f"{n} on {d}" for n, d in places.items()),
+        all(device == given[0] for device in given),
+        lambda: (
+            f"{op}: all tensors must be on one device, got "
+            + ", ".join(f"{name} on {t.device}" for name, t in tensors.items() if t is not None)
+        ),
     )
 
 
@@ -84,12 +99,16 @@ def two_places(op: str, name: str, first: Tensor, second: Tensor) -> None:
     """Two matrices that can be read as one: the same columns, dtype and device, and none that wants a gradient."""
     require(
         second.dim() == 2 and second.shape[1] == first.shape[1] and second.dtype == first.dtype,
-        f"{op}: second must be {first.dtype} with the {first.shape[1]} columns of {name}, got {second.dtype} "
-        f"{list(second.shape)}",
+        lambda: (
+            f"{op}: second must be {first.dtype} with the {first.shape[1]} columns of {name}, got {second.dtype} "
+            f"{list(second.shape)}"
+        ),
     )
     same_device(op, **{name: first, "second": second})
     wants = torch.is_grad_enabled() and (first.requires_grad or second.requires_grad)
     require(
         not wants,
-        f"{op}: rows in two places get no gradient; give one matrix (torch.cat) to train the rows, or .detach() both",
+        lambda: (
+            f"{op}: rows in two places get no gradient; give one matrix (torch.cat) to train the rows, or .detach() both"
+        ),
     )

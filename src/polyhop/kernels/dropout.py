@@ -35,9 +35,9 @@ def dropout(
     """
     checks.require(
         h.dim() == 2 and h.is_floating_point(),
-        f"dropout: h must be a float matrix, got {h.dtype} {list(h.shape)}",
+        lambda: f"dropout: h must be a float matrix, got {h.dtype} {list(h.shape)}",
     )
-    checks.require(0 <= p <= 1, f"dropout: p must be in 0 .. 1, got {p}")
+    checks.require(0 <= p <= 1, lambda: f"dropout: p must be in 0 .. 1, got {p}")
     checks.vector("dropout", "ids", ids, h.shape[0])
     checks.require(ids is None or ids.dtype == torch.int64, "dropout: ids must be int64")
     checks.same_device("dropout", h=h, ids=ids)
@@ -117,7 +117,7 @@ def dropout_values(
     checks.csr("dropout_values", indptr, columns, 1 << 62)
     checks.vector("dropout_values", "values", values, columns.numel())
     checks.vector("dropout_values", "ids", ids, indptr.numel() - 1)
-    checks.require(0 <= p <= 1, f"dropout_values: p must be in 0 .. 1, got {p}")
+    checks.require(0 <= p <= 1, lambda: f"dropout_values: p must be in 0 .. 1, got {p}")
     checks.same_device("dropout_values", values=values, indptr=indptr, columns=columns, ids=ids)
     if p <= 0:
         return values

@@ -75,13 +75,14 @@ def _from_two(
 
 def _check(values: Tensor, ids: Tensor, scale: Tensor | None, out: Tensor | None) -> torch.dtype:
     """The dtype of the result, or InputError."""
-    checks.require(values.dim() == 2, f"gather_rows: values must be [N, F], got {list(values.shape)}")
+    checks.require(values.dim() == 2, lambda: f"gather_rows: values must be [N, F], got {list(values.shape)}")
     checks.require(
-        values.dtype in _DTYPES, f"gather_rows: values must be one of {_names(_DTYPES)}, got {values.dtype}"
+        values.dtype in _DTYPES,
+        lambda: f"gather_rows: values must be one of {_names(_DTYPES)}, got {values.dtype}",
     )
     checks.require(
         ids.dim() == 1 and ids.dtype == torch.int64,
-        f"gather_rows: ids must be int64 [n], got {ids.dtype} {list(ids.shape)}",
+        lambda: f"gather_rows: ids must be int64 [n], got {ids.dtype} {list(ids.shape)}",
     )
     checks.vector("gather_rows", "scale", scale, values.shape[1])
     dtype = torch.float64 if values.dtype == torch.float64 else torch.float32
@@ -89,7 +90,9 @@ def _check(values: Tensor, ids: Tensor, scale: Tensor | None, out: Tensor | None
         wanted = [ids.numel(), values.shape[1]]
         checks.require(
             list(out.shape) == wanted and out.dtype == dtype and out.is_contiguous(),
-            f"gather_rows: out must be contiguous {dtype} {wanted}, got {out.dtype} {list(out.shape)}",
+            lambda: (
+                f"gather_rows: out must be contiguous {dtype} {wanted}, got {out.dtype} {list(out.shape)}"
+            ),
         )
     checks.same_device("gather_rows", values=values, ids=ids, scale=scale, out=out)
     return dtype

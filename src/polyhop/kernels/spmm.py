@@ -149,7 +149,7 @@ def _check(
     checks.csr("spmm", indptr, indices, num_src)
     checks.require(
         h.dim() == 2 and h.is_floating_point(),
-        f"spmm: h must be a float matrix, got {h.dtype} {list(h.shape)}",
+        lambda: f"spmm: h must be a float matrix, got {h.dtype} {list(h.shape)}",
     )
     num_rows = h.shape[0]
     if second is not None:
@@ -157,14 +157,16 @@ def _check(
         num_rows += second.shape[0]
     checks.vector("spmm", "rows", rows, num_src)
     if rows is None:
-        checks.require(num_rows == num_src, f"spmm: h must have num_src = {num_src} rows, got {num_rows}")
+        checks.require(
+            num_rows == num_src, lambda: f"spmm: h must have num_src = {num_src} rows, got {num_rows}"
+        )
     else:
-        checks.require(rows.dtype == torch.int64, f"spmm: rows must be int64, got {rows.dtype}")
+        checks.require(rows.dtype == torch.int64, lambda: f"spmm: rows must be int64, got {rows.dtype}")
         if checks.is_debug():
             checks.bounds("spmm", "rows", rows, num_rows)
     checks.require(
         self_scale is None or 0 <= dst_start <= num_src - num_dst,
-        f"spmm: destinations {dst_start} .. {dst_start + num_dst} exceed the {num_src} source rows",
+        lambda: f"spmm: destinations {dst_start} .. {dst_start + num_dst} exceed the {num_src} source rows",
     )
     checks.vector("spmm", "edge_weight", edge_weight, indices.numel())
     checks.vector("spmm", "src_scale", src_scale, num_src)

@@ -15,10 +15,19 @@ from torch import Tensor, nn
 from polyhop.errors import ConfigError, UnsupportedError, unknown
 from polyhop.graph.aggregated import FixedAggregate
 from polyhop.graph.block import Block
+from polyhop.graph.sliced import SlicedMap
 from polyhop.kernels.keys import Key
 from polyhop.nn.conv import GATConv, GCNConv, GINConv, SAGEConv
 from polyhop.nn.layer import Layer
-from polyhop.nn.model import Model, State, act_and_drop, first_aggregate, rows_of, slice_destinations
+from polyhop.nn.model import (
+    Model,
+    State,
+    act_and_drop,
+    first_aggregate,
+    first_map,
+    rows_of,
+    slice_destinations,
+)
 from polyhop.nn.modules import MLP, JumpingKnowledge, activation, normalisation
 
 __all__ = ["GAT", "GCN", "GIN", "BasicGNN", "GraphSAGE"]
@@ -92,6 +101,9 @@ class BasicGNN(Model):
 
     def fixed_aggregate(self) -> FixedAggregate:
         return first_aggregate(self, BasicGNN, self.convs[0])
+
+    def sliced_map(self) -> SlicedMap:
+        return first_map(self, BasicGNN, self.convs[0])
 
     def layer(self, i: int, block: Block, state: State, *, key: Key | None = None) -> State:
         h: Tensor = self.convs[i](state["h"], block, key=key, site=i)

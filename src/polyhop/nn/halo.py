@@ -5,7 +5,7 @@
 Backward the same in reverse: gradients of the halo's rows leave after the marginal rows, central rows are next, then the
 gradients that others send are added. autograd runs later pieces first, so this order needs nothing but the forward one.
 
-Legend: n own rows, c central rows, H halo rows.
+Legend: n own rows, d destinations (the first of them; n on a full graph), c central rows, H halo rows.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ __all__ = ["complete_rows", "over_halo"]
 
 
 def over_halo(layer: Any, x: Tensor, block: HaloBlock, carried: Tensor | None, key: int | None) -> Tensor:
-    """Own rows [n, in_channels] -> [n, out_channels]; ``layer`` has pieces (see ``Layer``). All ranks call it together."""
+    """Own rows [n, in_channels] -> [d, out_channels]; ``layer`` has pieces (see ``Layer``). All ranks call it together."""
     map_first = layer.map_first(block.sizes, True)
-    own, none = x, x[:0]
+    own, none = x if block.num_dst == x.shape[0] else x[: block.num_dst], x[:0]
     like = layer.transform(none, map_first)
-    # Only mapped rows can be summed before all of them are there.
-    is_narrow = block.sends_narrow and math.prod(like.shape[1:]) <= x.shape[1]
+    # Mapped rows cross twice, their gradients too; only they can be summed before all of them are there.
+    width = math.prod(like.shape[1:]) * (1 if block.returns else 2)
+    is_narrow = block.sends_narrow and width <= x.shape[1]
     crosses_mapped = like is none or is_narrow or block.shards is not None
     reader = _Reader(layer, block)
     if crosses_mapped:

@@ -22,17 +22,28 @@ from polyhop.graph.block import Block
 from polyhop.graph.features import SparseRows
 from polyhop.graph.halo_block import HaloBlock, Sizes
 from polyhop.graph.pooled import PooledRows
+from polyhop.graph.sliced import MappedRows, SlicedMap
 from polyhop.kernels.keys import Key, Purpose
 from polyhop.nn.halo import over_halo
-from polyhop.nn.rows import Messages, Rows, gathered, own_rows
+from polyhop.nn.rows import Messages, Rows, gathered, linear, own_rows
 from polyhop.nn.scale import Linear
 
-__all__ = ["Layer", "as_block", "cheaper_to_map_first", "draw_key", "refuse_changed", "refuse_options"]
+__all__ = [
+    "SLICES",
+    "Layer",
+    "as_block",
+    "cheaper_to_map_first",
+    "draw_key",
+    "refuse_changed",
+    "refuse_options",
+]
 
 # An aggregated value costs as much as this many multiply-adds of a matrix product. Measured in float32 on one AVX-512 core,
 # 30,000 to 120,000 rows, 5 to 16 edges per destination: 14-24 G multiply-adds/s against 0.9-1.7 G values/s at widths 128 and
 # 256 (ratio 13 to 19), 10-16 against 1.3-5.9 at width 64, which partly stays in cache (ratio 3 to 8).
 EDGE_COST = 12
+
+SLICES = "inputs in slices of columns are"  # what errors say is not possible
 
 
 class Layer(nn.Module):
@@ -81,6 +92,10 @@ class Layer(nn.Module):
         """Aggregated rows [D, ...], the destinations' input rows, carried rows [D, ...] -> [D, out_channels]."""
         raise NotImplementedError
 
+    def at_once(self, block: Block, x: Messages) -> Tensor | None:
+        """[D, out_channels]: all pieces as one function, to the bit, where aggregating comes first; None: one by one."""
+        return None
+
     def linear(self, block: Block, dtype: torch.dtype) -> Linear | None:
         """How neighbours are weighed, where ``aggregate`` is a sum of them and of own rows; None where it is not."""
         return None
@@ -99,9 +114,26 @@ class Layer(nn.Module):
         """[n, out_channels]: the layer on rows that were summed before (see ``fixed_aggregate``)."""
         return self.update(rows.z, rows.own, None, map_first=False)
 
+    def sliced_map(self) -> SlicedMap:
+        """How the layer's product with its inputs is a sum over their columns; else UnsupportedError that says why not."""
+        reason = "it does not say which product it makes of its inputs"
+        if not self.has_pieces:
+            reason = "its product with the inputs is inside another library's layer"
+        raise UnsupportedError(f"{type(self).__name__}: {SLICES} not possible: {reason}")
+
+    def mapped_sum(self, block: Block, x: Tensor, weight: Tensor) -> Tensor:
+        """[D, out]: the aggregation of columns x [S, c], times weight [out, c], in the cheaper order."""
+        if cheaper_to_map_first(block, x.shape[1], weight.shape[0], False):
+            return self.aggregate(block, linear(x, weight), None)
+        return linear(self.aggregate(block, x, None), weight)
+
+    def update_mapped(self, rows: MappedRows, block: Block, key: int | None) -> Tensor:
+        """[D, out_channels]: the layer on rows that were mapped before (see ``sliced_map``)."""
+        return self.update(rows.z, None, None, map_first=True)
+
     def forward(
         self,
-        x: Rows | AggregatedRows,
+        x: Rows | AggregatedRows | MappedRows,
         edge_index: Block | Tensor,
         edge_weight: Tensor | None = None,
         *,
@@ -113,12 +145,15 @@ class Layer(nn.Module):
 
         ``edge_index`` int64 [2, E] (sources, destinations), as in PyG, stands for the full graph on x's rows.
         ``key`` and ``site`` (the layer's place in its model) decide what is dropped inside the layer. Aggregated rows
-        come with a block whose sources are its destinations, without edges.
+        come with a block whose sources are its destinations, without edges; mapped rows with the block they were made by.
         """
         block = as_block(edge_index, x.shape[0], edge_weight)
         if isinstance(x, AggregatedRows):
             self._check_aggregated(x, block)
             return self.update_aggregated(x)
+        if isinstance(x, MappedRows):
+            self._check_mapped(x, block)
+            return self.update_mapped(x, block, self._attention_key(key, site))
         self._check(x, block, carried)
         if isinstance(block, HaloBlock):
             rows, _ = gathered(x, block)
@@ -127,6 +162,8 @@ class Layer(nn.Module):
         map_first = isinstance(x, SparseRows) or self.map_first(block, x.requires_grad)
         if map_first or (isinstance(x, PooledRows) and not self.reads_pooled):
             x, block = gathered(x, block)
+        elif isinstance(x, (Tensor, PooledRows)) and (whole := self.at_once(block, x)) is not None:
+            return whole
         h_dst: Rows | None = None
         if self.reads_own:
             x, h_dst = own_rows(x, block)
@@ -162,6 +199,14 @@ class Layer(nn.Module):
             raise InputError(
                 f"{name}: {x.shape[0]} aggregated rows need a block from and to as many rows, without edges; this one has "
                 f"{block.num_src} sources, {block.num_dst} destinations, {block.num_edges} edges"
+            )
+
+    def _check_mapped(self, x: MappedRows, block: Block) -> None:
+        sliced = self.sliced_map()
+        expected = sliced.num_rows(block.num_src, block.num_dst), sliced.width
+        if x.shape != expected:
+            raise InputError(
+                f"{type(self).__name__}: expected mapped rows {list(expected)}, got {list(x.shape)}"
             )
 
     def extra_repr(self) -> str:
@@ -240,12 +285,14 @@ def draw_key(key: Key | None) -> Key:
     return key if key is not None else Key(int(torch.randint(0, 2**62, ())))
 
 
-def refuse_changed(module: nn.Module, base: type[nn.Module], names: Sequence[str]) -> None:
+def refuse_changed(
+    module: nn.Module, base: type[nn.Module], names: Sequence[str], what: str = "aggregated inputs are"
+) -> None:
     """UnsupportedError if a subclass of ``base`` has changed one of the named methods, on which its sums depend."""
     for name in names:
         if getattr(type(module), name) is not getattr(base, name):
             raise UnsupportedError(
-                f"{type(module).__name__}: aggregated inputs are not possible: it has a {name}() of its own, which may "
+                f"{type(module).__name__}: {what} not possible: it has a {name}() of its own, which may "
                 f"change rows before they are summed (dropout, learnable inputs); {base.__name__} itself has none"
             )
 

@@ -22,14 +22,24 @@ from polyhop.graph.aggregated import AggregatedRows, FixedAggregate
 from polyhop.graph.block import Block
 from polyhop.graph.features import SparseRows
 from polyhop.graph.pooled import PooledRows
+from polyhop.graph.sliced import MappedRows, SlicedMap
 from polyhop.kernels import dropout, dropout_values
 from polyhop.kernels.keys import Key, Purpose
-from polyhop.nn.layer import Layer, as_block, draw_key, refuse_changed
+from polyhop.nn.layer import SLICES, Layer, as_block, draw_key, refuse_changed
 from polyhop.nn.rows import Rows, gathered
 
-__all__ = ["Model", "State", "act_and_drop", "drop_rows", "first_aggregate", "rows_of", "slice_destinations"]
+__all__ = [
+    "Model",
+    "State",
+    "act_and_drop",
+    "drop_rows",
+    "first_aggregate",
+    "first_map",
+    "rows_of",
+    "slice_destinations",
+]
 
-State: TypeAlias = dict[str, Rows | AggregatedRows]
+State: TypeAlias = dict[str, Rows | AggregatedRows | MappedRows]
 
 
 class Model(nn.Module):
@@ -60,9 +70,16 @@ class Model(nn.Module):
             reason = "it maps its inputs by learnt weights before the first layer sums them"
         raise UnsupportedError(f"{type(self).__name__}: aggregated inputs are not possible: {reason}")
 
+    def sliced_map(self) -> SlicedMap:
+        """The first layer's product with the inputs, if nothing else comes before; else UnsupportedError that says what."""
+        reason = "it says of no layer that it multiplies the inputs as they are"
+        if not self.begins_plain:
+            reason = "it drops or maps inputs before the first layer"
+        raise UnsupportedError(f"{type(self).__name__}: {SLICES} not possible: {reason}")
+
     def forward(
         self,
-        x: Rows | AggregatedRows,
+        x: Rows | AggregatedRows | MappedRows,
         blocks: Block | Sequence[Block] | Tensor,
         edge_weight: Tensor | None = None,
         *,
@@ -79,6 +96,9 @@ class Model(nn.Module):
         if isinstance(x, AggregatedRows):
             self.fixed_aggregate()  # nothing comes before the first layer, or this says what does
             state: State = {"h": x}
+        elif isinstance(x, MappedRows):
+            self.sliced_map()
+            state = {"h": x}
         else:
             if not (self.begins_plain and self.takes_pool):
                 x, first = gathered(x, listed[0])
@@ -98,9 +118,16 @@ def first_aggregate(model: Model, base: type[Model], layer: nn.Module) -> FixedA
     return layer.fixed_aggregate()
 
 
+def first_map(model: Model, base: type[Model], layer: nn.Module) -> SlicedMap:
+    """The same of the first layer's product with the inputs."""
+    refuse_changed(model, base, ("begin", "layer", "forward"), SLICES)
+    assert isinstance(layer, Layer), "models are built of layers"
+    return layer.sliced_map()
+
+
 def _per_layer(
     blocks: Block | Sequence[Block] | Tensor,
-    x: Rows | AggregatedRows,
+    x: Rows | AggregatedRows | MappedRows,
     edge_weight: Tensor | None,
     num_layers: int,
 ) -> list[Block]:

@@ -74,8 +74,8 @@ def mean_scale(block: Block, dtype: torch.dtype) -> Tensor:
 
     def make() -> Tensor:
         known = None if block.is_sampled else block.in_degree
-        counts = block.drawn if known is None else _destinations(block, known)
-        return counts.clamp(min=1).to(dtype).reciprocal()
+        counts = block.drawn.clamp_(min=1) if known is None else _destinations(block, known).clamp(min=1)
+        return counts.to(dtype).reciprocal_()
 
     return _kept(block, f"mean.{dtype}", make)
 

@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from polyhop.errors import ConfigError, UnsupportedError
 from polyhop.graph.aggregated import FixedAggregate
 from polyhop.graph.block import Block
+from polyhop.graph.sliced import SlicedMap
 from polyhop.kernels.keys import Key
 from polyhop.nn.conv import wrap
 from polyhop.nn.layer import Layer
-from polyhop.nn.model import Model, State, act_and_drop, first_aggregate
+from polyhop.nn.model import Model, State, act_and_drop, first_aggregate, first_map
 from polyhop.nn.modules import activation
 
 __all__ = ["Stack"]
@@ -50,6 +51,9 @@ class Stack(Model):
 
     def fixed_aggregate(self) -> FixedAggregate:
         return first_aggregate(self, Stack, self.layers[0])
+
+    def sliced_map(self) -> SlicedMap:
+        return first_map(self, Stack, self.layers[0])
 
     def layer(self, i: int, block: Block, state: State, *, key: Key | None = None) -> State:
         h: Tensor = self.layers[i](state["h"], block, key=key, site=i)

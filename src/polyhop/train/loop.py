@@ -20,6 +20,7 @@ from torch import Tensor
 from polyhop.errors import DivergedError, Interrupted
 from polyhop.kernels.keys import Key, Purpose
 from polyhop.trace import Trace
+from polyhop.train.quick import quick_step
 from polyhop.train.state import Session
 
 __all__ = ["Options", "StopAsked", "Tools", "train"]
@@ -64,6 +65,7 @@ class _Loop:
     def __init__(self, session: Session, options: Options, tools: Tools) -> None:
         self.session, self.options, self.tools = session, options, tools
         self.parameters = [p for group in session.optimizer.param_groups for p in group["params"]]
+        self.take_step = quick_step(session.optimizer)
         self.losses: list[Tensor] = []  # not yet settled
         self.clock = self.saved_at = time.perf_counter()
 
@@ -94,15 +96,16 @@ class _Loop:
                 self._save()
 
     def _step(self, batch: Any) -> None:
-        state, optimizer = self.session.state, self.session.optimizer
+        state = self.session.state
         key = Key(self.options.seed, state.epoch, state.step)
         _seed_torch(key, self.parameters[0].device)
         self.tools.set_lr(state.global_step)
-        optimizer.zero_grad(set_to_none=True)
+        for parameter in self.parameters:
+            parameter.grad = None
         self.losses.append(self.session.step.gradients(batch, key))
         if self.options.clip is not None:
             torch.nn.utils.clip_grad_norm_(self.parameters, self.options.clip)
-        optimizer.step()
+        self.take_step()
         state.step += 1
         state.global_step += 1
         if len(self.losses) >= _SETTLE_STEPS:

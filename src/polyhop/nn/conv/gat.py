@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from polyhop.errors import UnsupportedError
 from polyhop.graph.block import Block
 from polyhop.graph.halo_block import Sizes
+from polyhop.graph.sliced import MappedRows, SlicedMap
 from polyhop.kernels import attention
-from polyhop.nn.layer import Layer, refuse_options
+from polyhop.nn.layer import SLICES, Layer, refuse_changed, refuse_options
 from polyhop.nn.rows import Messages, Rows, linear, linear_add
 
 __all__ = ["GATConv"]
@@ -90,6 +91,22 @@ class GATConv(Layer):
 
     def transform(self, h: Rows, map_first: bool) -> Tensor:
         return linear(h, self.lin.weight)
+
+    def sliced_map(self) -> SlicedMap:
+        """Rows of sources are mapped in slices; scores and sums, which are not linear in them, come after."""
+        refuse_changed(self, GATConv, ("transform", "edge", "aggregate", "update", "forward"), SLICES)
+
+        def part(block: Block, x: Tensor, weights: tuple[Tensor, ...]) -> Tensor:
+            return linear(x, torch.cat(weights))
+
+        weights = (self.lin.weight,) if self.res is None else (self.lin.weight, self.res.weight)
+        return SlicedMap(sum(weight.shape[0] for weight in weights), False, weights, part)
+
+    def update_mapped(self, rows: MappedRows, block: Block, key: int | None) -> Tensor:
+        m, own = rows.z.split([self.lin.weight.shape[0], rows.shape[1] - self.lin.weight.shape[0]], dim=1)  # type: ignore[no-untyped-call]
+        m = m.contiguous()
+        out = self.update(self.aggregate(block, m, self.edge(block, m), key), None, None, map_first=True)
+        return out if self.res is None else out + block.dst_rows(own)
 
     def edge(self, block: Block, m: Messages) -> tuple[Tensor, Tensor]:
         """(a_src [S, H], a_dst [D, H]): the two halves of the score, by one thin product over m."""

@@ -14,8 +14,9 @@ from polyhop.errors import ConfigError
 from polyhop.graph.aggregated import FixedAggregate
 from polyhop.graph.block import Block
 from polyhop.graph.features import SparseRows
+from polyhop.graph.sliced import SlicedMap
 from polyhop.kernels import aggregate
-from polyhop.nn.layer import Layer, refuse_changed, refuse_options
+from polyhop.nn.layer import SLICES, Layer, refuse_changed, refuse_options
 from polyhop.nn.rows import Messages, Rows, linear
 from polyhop.nn.scale import Linear, edge_weight, gcn_scales, scale_dtype, sum_scale
 
@@ -74,6 +75,14 @@ class GCNConv(Layer):
         given = {"plain": not self.normalize, "loopless": not self.add_self_loops, "improved": self.improved}
         name = "-".join(["gcn", *(word for word, is_so in given.items() if is_so)])
         return FixedAggregate(name, False, lambda block, x: self.aggregate(block, x, None))
+
+    def sliced_map(self) -> SlicedMap:
+        refuse_changed(self, GCNConv, ("transform", "edge", "aggregate", "update", "forward"), SLICES)
+
+        def part(block: Block, x: Tensor, weights: tuple[Tensor, ...]) -> Tensor:
+            return self.mapped_sum(block, x, weights[0])
+
+        return SlicedMap(self.out_channels, True, (self.lin.weight,), part)
 
     def linear(self, block: Block, dtype: torch.dtype) -> Linear | None:
         weight = edge_weight(block, dtype)

@@ -17,8 +17,9 @@ from polyhop.graph.aggregated import AggregatedRows, FixedAggregate
 from polyhop.graph.block import Block
 from polyhop.graph.features import SparseRows
 from polyhop.graph.halo_block import Sizes
+from polyhop.graph.sliced import SlicedMap
 from polyhop.kernels import aggregate
-from polyhop.nn.layer import Layer, cheaper_to_map_first, refuse_changed, refuse_options
+from polyhop.nn.layer import SLICES, Layer, cheaper_to_map_first, refuse_changed, refuse_options
 from polyhop.nn.modules import MLP
 from polyhop.nn.rows import Messages, Rows, linear, own_rows
 from polyhop.nn.scale import Linear, scale_dtype, sum_scale
@@ -84,6 +85,19 @@ class GINConv(Layer):
     def update_aggregated(self, rows: AggregatedRows) -> Tensor:
         assert rows.own is not None, "the layer has checked it"
         return _call(self.nn, rows.z + (1 + self.eps).to(rows.dtype) * rows.own)
+
+    def sliced_map(self) -> SlicedMap:
+        refuse_changed(self, GINConv, ("transform", "edge", "aggregate", "update", "forward"), SLICES)
+        first = _first_linear(self.nn)
+        if first is None:
+            raise UnsupportedError(
+                f"GINConv: {SLICES} not possible: its network does not begin with a Linear (Sequential or MLP)"
+            )
+
+        def part(block: Block, x: Tensor, weights: tuple[Tensor, ...]) -> Tensor:
+            return self.mapped_sum(block, x, weights[0])
+
+        return SlicedMap(first.weight.shape[0], True, (first.weight,), part, (self.eps,))
 
     def linear(self, block: Block, dtype: torch.dtype) -> Linear | None:
         return Linear()

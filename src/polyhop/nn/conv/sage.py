@@ -18,9 +18,11 @@ from polyhop.graph.aggregated import FixedAggregate
 from polyhop.graph.block import Block
 from polyhop.graph.features import SparseRows
 from polyhop.graph.halo_block import Sizes
+from polyhop.graph.sliced import SlicedMap
 from polyhop.kernels import aggregate
-from polyhop.nn.layer import Layer, refuse_changed, refuse_options
-from polyhop.nn.rows import Messages, Rows, linear, linear_add
+from polyhop.kernels.mean_map import mean_map
+from polyhop.nn.layer import SLICES, Layer, refuse_changed, refuse_options
+from polyhop.nn.rows import Messages, Rows, linear, linear_add, own_rows
 from polyhop.nn.scale import Linear, mean_scale, scale_dtype, sum_scale
 
 __all__ = ["SAGEConv"]
@@ -104,6 +106,23 @@ class SAGEConv(Layer):
         name = ("mean" if self.aggr == "mean" else "sum") + ("" if self.root_weight else "-alone")
         return FixedAggregate(name, self.root_weight, lambda block, x: self.aggregate(block, x, None))
 
+    def sliced_map(self) -> SlicedMap:
+        refuse_changed(self, SAGEConv, ("transform", "edge", "aggregate", "update", "forward"), SLICES)
+        if not self._commutes:
+            reason = (
+                "project=True puts a relu between two products"
+                if self.project
+                else "aggr='max' takes a maximum, which is no sum over columns; use 'mean' or 'sum'"
+            )
+            raise UnsupportedError(f"SAGEConv: {SLICES} not possible: {reason}")
+
+        def part(block: Block, x: Tensor, weights: tuple[Tensor, ...]) -> Tensor:
+            sums = self.mapped_sum(block, x, weights[0])
+            return linear(own_rows(x, block)[1], weights[1]).add_(sums) if self.root_weight else sums
+
+        weights = (self.lin_l.weight, self.lin_r.weight) if self.root_weight else (self.lin_l.weight,)
+        return SlicedMap(self.out_channels, True, weights, part)
+
     def linear(self, block: Block, dtype: torch.dtype) -> Linear | None:
         if self.aggr == "max":
             return None
@@ -114,6 +133,13 @@ class SAGEConv(Layer):
             return _maximum(block, m)
         make = mean_scale if self.aggr == "mean" else sum_scale
         return aggregate(block, m, dst_scale=make(block, scale_dtype(m)))
+
+    def at_once(self, block: Block, x: Messages) -> Tensor | None:
+        is_plain = type(self) is SAGEConv and self.aggr == "mean" and self.root_weight
+        if not is_plain or self.project or self.normalize:
+            return None
+        scale = mean_scale(block, scale_dtype(x))
+        return mean_map(block, x, self.lin_l.weight, self.lin_l.bias, self.lin_r.weight, scale)
 
     def update(self, z: Tensor, h_dst: Rows | None, carried: Tensor | None, map_first: bool) -> Tensor:
         own = h_dst if self.root_weight else None

@@ -21,6 +21,7 @@ from polyhop.graph.aggregated import AggregatedRows
 from polyhop.graph.block import Block
 from polyhop.graph.features import SparseRows
 from polyhop.graph.halo_block import HaloBlock, Sizes
+from polyhop.graph.sliced import MappedRows
 from polyhop.kernels.keys import Key
 from polyhop.nn.halo import complete_rows
 from polyhop.nn.layer import Layer, as_block
@@ -65,7 +66,7 @@ class Wrapped(Layer):
 
     def forward(
         self,
-        x: Rows | AggregatedRows,
+        x: Rows | AggregatedRows | MappedRows,
         edge_index: Block | Tensor,
         edge_weight: Tensor | None = None,
         *,
@@ -74,8 +75,8 @@ class Wrapped(Layer):
         site: int = 0,
     ) -> Tensor:
         """As ``Layer.forward``. Sparse rows are made dense: PyG's layers take no others."""
-        if isinstance(x, AggregatedRows):
-            self._no_pieces("update_aggregated")
+        if isinstance(x, (AggregatedRows, MappedRows)):
+            self._no_pieces("update")
         block = as_block(edge_index, x.shape[0], edge_weight)
         self._check(x, block, carried)
         x, block = gathered(x, block)
