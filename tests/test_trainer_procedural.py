@@ -117,7 +117,9 @@ def drawn_and_fetched(line: Collective, graph: Virtual, steps: list[int]) -> tup
     sampler = PartSampler(part, [4, -1, 2], wire, seed=1)
     drawn = sampler.sample_window(line, [seeds] * len(steps), 0, steps)
     layout = RowFormat.of(part, graph.num_nodes, "auto")
-    assert wire.id_dtype == layout.id_dtype == (torch.int64 if graph.num_nodes >= 1 << 31 else torch.int32)
+    assert (
+        wire.id_dtype == layout.facts.id_dtype == (torch.int64 if graph.num_nodes >= 1 << 31 else torch.int32)
+    )
     before = line.traffic.now()
     fetched = RowFetch(part, layout, wire).fetch(line, drawn[-1].ids)
     sent = (line.traffic.now() - before).bytes["features"] if line.num_ranks > 1 else 0

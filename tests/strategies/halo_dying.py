@@ -1,4 +1,4 @@
-"""Full-graph trainings in which a rank dies inside an exchange: a module of its own, which processes import by name."""
+"""Trainings in which a rank dies while rows are on their way: a module of its own, which processes import by name."""
 
 from __future__ import annotations
 
@@ -57,8 +57,7 @@ def train(
     more: dict[str, Any] = (
         {} if run_dir is None else {"run_dir": run_dir, "resume": "auto" if context.attempt else None}
     )
-    trainer = Trainer(
-        "halo", max_epochs=14, bits_period=4, bits_group=4, device="cpu", progress="none", seed=3, **options, **more
-    )  # fmt: skip
+    given = {"strategy": "halo", "max_epochs": 14, "bits_period": 4, "bits_group": 4, **options}
+    trainer = Trainer(**given, device="cpu", progress="none", seed=3, **more)
     trainer.fit(model, share(graph, partition(graph, line.num_ranks, "hash"), line.rank), line=line)
     return model.state_dict()

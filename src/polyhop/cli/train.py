@@ -84,7 +84,7 @@ def command(
     strategy: Annotated[
         str | None,
         typer.Option(
-            help="single | data | macro | halo [default: data where there are ranks].",
+            help="single | data | macro | halo | split | pushpull [default: data where there are ranks].",
             rich_help_panel="Ranks",
         ),
     ] = None,
@@ -129,6 +129,14 @@ def command(
             help="Mini-batches that strategy macro loads at once: a number, or auto.", rich_help_panel="Ranks"
         ),
     ] = "auto",
+    split_depth: Annotated[
+        int | None,
+        typer.Option(
+            help="Layers that strategy split splits, from the inputs [default: all].",
+            rich_help_panel="Ranks",
+            show_default=False,
+        ),
+    ] = None,
     delta: Annotated[
         bool,
         typer.Option(
@@ -140,7 +148,8 @@ def command(
     bits: Annotated[
         str,
         typer.Option(
-            help="Of a value that crosses between layers in strategy halo: 1 | 2 | 4 | 8 | 16 | 32 | adaptive | random.",
+            help="Of a value that crosses between layers in strategy halo: 1 | 2 | 4 | 8 | 16 | 32 | adaptive | delta (2 "
+            "bits of what a row has moved; for models without dropout) | random.",
             rich_help_panel="Ranks",
         ),
     ] = "32",
@@ -310,6 +319,7 @@ def command(
         "per_minibatch_rpc": per_minibatch_rpc,
         "aggregate_inputs": aggregate_inputs,
         "macro": int(macro) if macro.isdecimal() else macro,
+        "split_depth": split_depth,
         "delta": delta,
         "share_variates": share_variates,
         "bits": int(bits) if bits.isdecimal() else bits,
@@ -398,7 +408,7 @@ def _train_on_ranks(
     from polyhop.trainer import Trainer
 
     Trainer(**options, run_dir=None if options["resume"] is None else run_dir)
-    if options["strategy"] in ("data", "macro") and options["num_neighbors"] is None:
+    if options["strategy"] in ("data", "macro", "split", "pushpull") and options["num_neighbors"] is None:
         raise ConfigError(
             "ranks train on mini-batches: give --fanout, one number per layer, such as --fanout 15,10 (-1 = all neighbours)"
         )

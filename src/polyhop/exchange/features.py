@@ -23,7 +23,7 @@ from polyhop.kernels import gather_rows
 from polyhop.kernels.owners import by_owner
 from polyhop.sample.wire import Wire
 
-__all__ = ["Fetched", "NodeFacts", "Piece", "RowFetch", "RowFormat"]
+__all__ = ["FactFormat", "Fetched", "NodeFacts", "Piece", "RowFetch", "RowFormat"]
 
 Rows = Tensor | SparseRows
 _WIDE_NODES = 1 << 31
@@ -72,13 +72,44 @@ class NodeFacts:
 
 
 @dataclass(frozen=True)
+class FactFormat:
+    """How facts alone lie in a message: one array after the other."""
+
+    id_dtype: torch.dtype
+    is_weighted: bool
+    has_loops: bool
+
+    @property
+    def num_bytes(self) -> int:
+        """Of one node."""
+        return self.id_dtype.itemsize + 4 + (8 if self.is_weighted else 0) + (4 if self.has_loops else 0)
+
+    def encode(self, facts: NodeFacts) -> Tensor:
+        """uint8."""
+        pieces = [facts.user_ids.to(self.id_dtype), facts.in_degree]
+        pieces += [fact for fact in (facts.in_weight, facts.loop_weight) if fact is not None]
+        return torch.cat([piece.contiguous().view(torch.uint8).reshape(-1) for piece in pieces])
+
+    def decode(self, data: Tensor, num_nodes: int) -> NodeFacts:
+        """What ``encode`` was given."""
+        return self.read(_Reader(data), num_nodes)
+
+    def read(self, reader: _Reader, num_nodes: int) -> NodeFacts:
+        """The same off the front of what is left of a message."""
+        return NodeFacts(
+            reader.take(num_nodes, self.id_dtype).long(),
+            reader.take(num_nodes, torch.int32),
+            reader.take(num_nodes, torch.float64) if self.is_weighted else None,
+            reader.take(num_nodes, torch.float32) if self.has_loops else None,
+        )
+
+
+@dataclass(frozen=True)
 class RowFormat:
     """How rows and facts lie in a reply: rows first, then each fact, one array after the other."""
 
     codec: RowCodec | None  # None: sparse rows, as lengths, columns and values
-    id_dtype: torch.dtype
-    is_weighted: bool
-    has_loops: bool
+    facts: FactFormat
 
     @classmethod
     def of(cls, part: AnyPart, num_nodes: int, dtype: str, *, is_plain: bool = False) -> RowFormat:
@@ -98,12 +129,12 @@ class RowFormat:
                 "the graph has no features: give x [N, F] (for instance degrees or a one-hot id)"
             )
         ids = torch.int64 if is_plain or num_nodes >= _WIDE_NODES else torch.int32
-        return cls(codec, ids, part.in_weight is not None, part.loop_weight is not None)
+        return cls(codec, FactFormat(ids, part.in_weight is not None, part.loop_weight is not None))
 
     @property
     def fact_bytes(self) -> int:
         """Of one node's facts."""
-        return self.id_dtype.itemsize + 4 + (8 if self.is_weighted else 0) + (4 if self.has_loops else 0)
+        return self.facts.num_bytes
 
     @property
     def row_bytes(self) -> int | None:
@@ -112,9 +143,7 @@ class RowFormat:
 
     def encode(self, rows: Tensor, x: FeatureStore, facts: NodeFacts) -> Tensor:
         """uint8: the features of local rows (int64 [n]) of a store, and their facts."""
-        pieces = self._encode_rows(rows, x)
-        pieces += [facts.user_ids.to(self.id_dtype), facts.in_degree]
-        pieces += [fact for fact in (facts.in_weight, facts.loop_weight) if fact is not None]
+        pieces = [*self._encode_rows(rows, x), self.facts.encode(facts)]
         return torch.cat([piece.contiguous().view(torch.uint8).reshape(-1) for piece in pieces])
 
     def _encode_rows(self, rows: Tensor, x: FeatureStore) -> list[Tensor]:
@@ -145,13 +174,7 @@ class RowFormat:
         else:
             decoded = self.codec.decode(reader.raw(num_rows * self.codec.row_bytes), num_rows)
             decoded = self._as_floats(decoded, x)
-        facts = NodeFacts(
-            reader.take(num_rows, self.id_dtype).long(),
-            reader.take(num_rows, torch.int32),
-            reader.take(num_rows, torch.float64) if self.is_weighted else None,
-            reader.take(num_rows, torch.float32) if self.has_loops else None,
-        )
-        return decoded, facts
+        return decoded, self.facts.read(reader, num_rows)
 
     def _as_floats(self, rows: Tensor, x: FeatureStore) -> Tensor:
         """Stored values as the floats that ``x.gather`` would give."""

@@ -28,7 +28,7 @@ _BOOK_BYTES = 8 + 8 + 8 + 4  # id, slot, last window, windows so far
 
 def pool_row_bytes(layout: RowFormat, num_values: int, value_bytes: int = 4) -> int:
     """Bytes that a slot takes: a row of so many values as floats, the node's facts, and the books."""
-    facts = 8 + 4 + (8 if layout.is_weighted else 0) + (4 if layout.has_loops else 0)
+    facts = 8 + 4 + (8 if layout.facts.is_weighted else 0) + (4 if layout.facts.has_loops else 0)
     return num_values * value_bytes + facts + _BOOK_BYTES
 
 

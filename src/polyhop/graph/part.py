@@ -171,12 +171,24 @@ class Part:
         cuts: Sequence[int] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """What own rows (int64 [k]) draw: see AnyPart."""
+        counts, sources, weights = self.drawn_rows(rows, fanout, key, method, cuts)
+        return counts, self._new_ids.index_select(0, sources), weights
+
+    def drawn_rows(
+        self,
+        rows: Tensor,
+        fanout: int,
+        key: int | Sequence[int],
+        method: str,
+        cuts: Sequence[int] | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The same with source rows of this part, int32 [E], for ids: own nodes first, from n on the halo's."""
         ends, position = draw(
             self.indptr, self.indices, rows, fanout, key,
             ids=self.user_ids, source_ids=self.src_ids, method=method, cuts=cuts,
         )  # fmt: skip
         weights = None if self.edge_weight is None else self.edge_weight[position].to(torch.float32)
-        return ends.diff(), self._new_ids.index_select(0, self.indices.index_select(0, position)), weights
+        return ends.diff(), self.indices.index_select(0, position), weights
 
     def facts_of(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """What is known of own rows (int64 [k]) besides features: see AnyPart."""

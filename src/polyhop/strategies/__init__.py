@@ -10,7 +10,7 @@ from __future__ import annotations
 from types import ModuleType
 
 from polyhop.errors import ConfigError, unknown
-from polyhop.strategies import data, halo, macro, single
+from polyhop.strategies import data, halo, macro, pushpull, single, split
 from polyhop.strategies.held import HeldPart
 from polyhop.strategies.step import Loss, Placement, Step, Team, WholeGraph, as_layered, forward_of, place
 
@@ -28,7 +28,9 @@ __all__ = [
     "place",
 ]
 
-STRATEGIES: dict[str, ModuleType] = {module.NAME: module for module in (single, data, macro, halo)}
+STRATEGIES: dict[str, ModuleType] = {
+    module.NAME: module for module in (single, data, macro, halo, split, pushpull)
+}
 
 
 def find(name: str) -> ModuleType:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from polyhop.comm import Collective
 from polyhop.errors import ConfigError, UnsupportedError
 from polyhop.exchange import GradientSum, Halo, PartBatch, Seeds
-from polyhop.graph import Graph, SharedGraph
+from polyhop.graph import Graph, Part, SharedGraph
 from polyhop.graph.aggregated import AggregatedRows
 from polyhop.kernels.keys import Key
 from polyhop.nn.rows import Rows
@@ -33,6 +33,7 @@ __all__ = [
     "PartStep",
     "PartWork",
     "checked_fan_outs",
+    "halo_inclusion",
     "hot_rows",
     "part_inclusion",
     "part_inclusion_by_hop",
@@ -159,15 +160,38 @@ def part_inclusion_by_hop(
 ) -> list[Tensor]:
     """The same after each hop, from the seeds themselves to the input nodes."""
     part = graph.stored("what nodes are read most")
-    halo = Halo(part, line)
     start = torch.zeros(part.num_nodes, line.num_ranks, dtype=torch.float64)
     start[train_ids, line.rank] = min(1.0, seeds.batch_size / len(seeds))
+    return _included(part, start, fan_outs, line)
+
+
+def _included(part: Part, start: Tensor, fan_outs: Sequence[int], line: Collective) -> list[Tensor]:
+    """Of own nodes [n, K], by hop; what sums over own edges say of the halo goes to its owners."""
+    halo = Halo(part, line)
 
     def fold_back(sums: Tensor) -> Tensor:
         own = sums[: part.num_nodes].contiguous()
         return halo.back(sums[part.num_nodes :].contiguous(), own, kind="ids")
 
     return inclusion(part.block(), start, fan_outs, fold_back, is_symmetric=is_symmetric(part, line))
+
+
+def halo_inclusion(
+    graph: SharedGraph, train_ids: Tensor, seeds: Seeds, fan_outs: Sequence[int], line: Collective
+) -> Tensor:
+    """float64 [H]: the probability that own nodes of one mini-batch of all ranks draw each halo node in the last hop."""
+    part = graph.stored("what nodes are read most")
+    start = torch.zeros(part.num_nodes, 1, dtype=torch.float64)
+    start[train_ids] = min(1.0, seeds.batch_size / len(seeds))
+    *before, last = fan_outs
+    known, block = _included(part, start, before, line)[-1][:, 0], part.block()
+    degree = block.drawn.double().clamp(min=1)
+    draws = known * (degree if last < 0 else degree.clamp(max=last)) / degree
+    missed = torch.log1p(-draws.clamp(max=1 - 1e-12))
+    sums = missed.new_zeros(block.num_src).index_add(
+        0, block.indices.long(), torch.repeat_interleave(missed, block.drawn)
+    )
+    return -torch.expm1(sums[part.num_nodes :])
 
 
 def hot_rows(likely: Tensor, graph: SharedGraph, cache_bytes: int, line: Collective) -> Tensor:

@@ -24,7 +24,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "halo": ("exact", "stale", "sampled", "skipping", "sequential"),
     "progress": ("auto", "rich", "plain", "json", "none"),
 }
-_BITS = ("1", "2", "4", "8", "16", "32", "adaptive", "random")
+_BITS = ("1", "2", "4", "8", "16", "32", "adaptive", "delta", "random")
 _FREE_ON_RESUME = {
     *("max_epochs", "device", "run_dir", "resume", "checkpoint_every", "keep_checkpoints", "progress"),
     *("callbacks", "num_workers", "prefetch", "memory", "spill_dir", "cache", "per_minibatch_rpc", "delta"),
@@ -79,8 +79,9 @@ class Config:
         False  # LABOR with the same variates all over a window: fewer rows, dependent steps
     )
     bits: int | str = (
-        32  # of a value between layers in strategy "halo": 1 | 2 | 4 | 8 | 16 | 32 | adaptive | random
+        32  # of a value between layers: 1 | 2 | 4 | 8 | 16 | 32, in strategy "halo" also adaptive | delta | random
     )
+    split_depth: int | None = None  # layers that strategy "split" splits, from the inputs; None = all
     bits_lambda: float = 0.5  # of adaptive bits: 0 only time counts, 1 only variance
     bits_group: int = 100  # messages that share a width
     bits_period: int = 50  # epochs between choices of widths
@@ -127,7 +128,7 @@ class Config:
 
     def _check_numbers(self) -> None:
         at_least_one = ("eval_every", "keep_checkpoints", "prefetch", "batch_size", "patience")
-        for name in (*at_least_one, "decay_every", "checkpoint_every"):
+        for name in (*at_least_one, "decay_every", "checkpoint_every", "split_depth"):
             _require(self, name, int, lambda v: v >= 1, "a whole number of at least 1")
         for name in ("max_epochs", "warmup", "num_workers"):
             _require(self, name, int, lambda v: v >= 0, "a whole number of at least 0")

@@ -1,0 +1,309 @@
+"""One mini-batch over all ranks: every node of it is drawn, loaded and computed by its owner, and by nobody else.
+
+    hop     owners draw the in-edges of their frontier -> ids of sources elsewhere go to their owners, once each -> an
+            owner's next frontier: its frontier, its own sources, what others asked of it
+    layer   the other way round: rows of a frontier to the ranks that asked for them (``crossing``)
+
+Draws are keyed by the user's id of a node, so all frontiers together are those of one process, and no two share a node. A
+part knows its halo's ids and degrees, so ids are all that is exchanged.
+
+Two ways to send less. ``copies``: input rows of some nodes elsewhere are here from the start, and are not asked for.
+``depth`` below the number of layers: hops above are drawn by each rank for its own seeds (as in ``data``: nearly all that is
+read twice is read in the last hops), and one frontier of any nodes (``Joint``) asks owners for the rows below it.
+
+Legend: F own frontier of a hop, F' the next one, H sources elsewhere, n own nodes of the part, U nodes of a joint, P ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from polyhop.comm import Collective
+from polyhop.errors import ConfigError, PeerError, unknown
+from polyhop.exchange.crossing import Lists
+from polyhop.exchange.features import FactFormat, NodeFacts, RowFetch
+from polyhop.exchange.loader import Seeds, blocks_of
+from polyhop.graph import Block, Part, SparseRows
+from polyhop.kernels import Key, Purpose
+from polyhop.kernels.owners import by_owner
+from polyhop.kernels.relabel import Relabel
+from polyhop.kernels.sample import METHODS, check_fanouts
+from polyhop.sample.ahead import ahead
+from polyhop.sample.part import Drawn, PartSampler
+from polyhop.sample.wire import Wire
+from polyhop.trace import NO_TRACE, Trace
+
+__all__ = ["Copies", "Joint", "SharedBatch", "SharedDraw", "SharedLayer", "SharedLoader", "SharedSampler"]
+
+
+@dataclass(frozen=True, eq=False)
+class SharedLayer:
+    """This rank's edges of one layer. Sources: own rows (F', its first F are the destinations), then the halo's."""
+
+    block: Block
+    lists: Lists
+
+
+@dataclass(frozen=True, eq=False)
+class Joint:
+    """Where layers that each rank computes for its own seeds read what owners have computed."""
+
+    lists: Lists
+    place: Tensor  # int64 [U]: of each node, its row among the own ones (F), then those that arrive
+    above: tuple[Block, ...]  # of the layers above, plain
+
+
+@dataclass(frozen=True, eq=False)
+class SharedDraw:
+    """What one rank has drawn of a mini-batch."""
+
+    layers: tuple[SharedLayer, ...]  # input layer first
+    inputs: Tensor  # int64: own local rows whose features are read: the last F'
+    copied: Tensor  # int64: places among the copies whose rows are read; they stand behind the inputs
+    joint: Joint | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class SharedBatch:
+    """The same with its rows."""
+
+    step: int
+    drawn: SharedDraw
+    x: Tensor | SparseRows  # [inputs, copied; columns]
+    y: Tensor  # labels of the own seeds
+    num_global: int  # seeds of all ranks
+
+    @property
+    def layers(self) -> tuple[SharedLayer, ...]:
+        return self.drawn.layers
+
+
+@dataclass(frozen=True, eq=False)
+class Copies:
+    """Input rows of nodes elsewhere that are here from the start."""
+
+    rows: Tensor  # int64 [K], ascending: rows of the part's halo, from n on
+    x: Tensor  # [K, columns]
+
+
+class SharedSampler:
+    """Draws one rank's share of mini-batches. Serves one thread; all ranks call it together."""
+
+    def __init__(
+        self,
+        part: Part,
+        num_neighbors: Sequence[int],
+        wire: Wire,
+        *,
+        seed: int = 0,
+        method: str = "uniform",
+        depth: int | None = None,
+        copies: Tensor | None = None,
+    ) -> None:
+        if method not in METHODS:
+            raise ConfigError(unknown("sampling method", method, METHODS))
+        self.part, self.wire, self.seed, self.method = part, wire, seed, method
+        self.num_neighbors = check_fanouts(num_neighbors)
+        self._num_above = 0 if depth is None else len(num_neighbors) - depth
+        self._above = None
+        if self._num_above:
+            above = self.num_neighbors[: self._num_above]
+            self._above = PartSampler(part, above, wire, seed=seed, method=method)
+        self._copies = torch.empty(0, dtype=torch.int64) if copies is None else copies
+        self._relabel = Relabel()
+
+    def sample(self, line: Collective, seeds: Tensor, epoch: int, step: int) -> SharedDraw:
+        """Of own, distinct seeds (int64, local rows)."""
+        layers, frontier, joint = list[SharedLayer](), seeds, None
+        if self._above is not None:
+            drawn = self._above.sample(line, seeds + self.part.start, epoch, step)
+            joint, frontier = self._join(line, drawn)
+        copied = self._copies[:0]
+        for hop in range(self._num_above, len(self.num_neighbors)):
+            key = Key(self.seed, epoch, step).at(Purpose.SAMPLE, hop)
+            is_last = hop == len(self.num_neighbors) - 1
+            copies = self._copies if is_last else self._copies[:0]
+            layer, frontier, copied = self._hop(line, frontier, self.num_neighbors[hop], key, copies)
+            layers.append(layer)
+        return SharedDraw(tuple(reversed(layers)), frontier, copied, joint)
+
+    def _join(self, line: Collective, drawn: Drawn) -> tuple[Joint, Tensor]:
+        """(how any nodes get their rows from owners, the own rows that this rank is asked for or needs)."""
+        ids, own, part = drawn.ids, line.rank, self.part
+        order, rows, counted = by_owner(
+            ids, [0, ids.numel()], part.bounds, own, is_sorted=not self.wire.is_plain
+        )
+        pieces = list(rows.split(counted[:, 0].tolist()))  # type: ignore[no-untyped-call]
+        mine, pieces[own] = pieces[own], rows[:0]
+        asked = self._exchange(line, pieces)
+        self._relabel.start(mine)
+        lent = [self._relabel.add(each).long() for each in asked]
+        following = self._relabel.ids()
+        # In the order of owners, own rows stand in the middle; behind them come all that arrive.
+        counts = [piece.numel() for piece in pieces]
+        placed, arrived = [], following.numel()
+        for q, count in enumerate(counts):
+            start, size = (0, mine.numel()) if q == own else (arrived, count)
+            placed.append(torch.arange(start, start + size))
+            arrived += count
+        place = torch.empty_like(order)
+        place[order] = torch.cat(placed)
+        facts = self._facts(
+            line, ids.numel(), order, [mine if q == own else r for q, r in enumerate(asked)], pieces, mine
+        )
+        return Joint(Lists(following.numel(), lent, counts), place, blocks_of(drawn, facts)), following
+
+    def _facts(
+        self,
+        line: Collective,
+        num_ids: int,
+        order: Tensor,
+        asked: list[Tensor],
+        pieces: list[Tensor],
+        mine: Tensor,
+    ) -> NodeFacts:
+        """Of the nodes that this rank asked for (``pieces`` of each owner, own ones ``mine``), in their own order."""
+        part, own = self.part, line.rank
+        layout = FactFormat(self.wire.id_dtype, part.in_weight is not None, part.loop_weight is not None)
+        leaving = [
+            layout.encode(NodeFacts(*part.facts_of(rows))) if q != own else rows[:0].view(torch.uint8)
+            for q, rows in enumerate(asked)
+        ]
+        counts = [layout.num_bytes * piece.numel() for piece in pieces]
+        arriving = line.all_to_all(leaving, kind="ids", counts=counts)
+        found = [
+            NodeFacts(*part.facts_of(mine)) if q == own else layout.decode(data, pieces[q].numel())
+            for q, data in enumerate(arriving)
+        ]
+        back = torch.empty_like(order)
+        back[order] = torch.arange(num_ids)
+        return NodeFacts.joined(found).at(back)
+
+    def _hop(
+        self, line: Collective, frontier: Tensor, fanout: int, key: int, copies: Tensor
+    ) -> tuple[SharedLayer, Tensor, Tensor]:
+        """(the layer, F', places of the copies that it reads)."""
+        part = self.part
+        counts, sources, weights = part.drawn_rows(frontier, fanout, key, self.method)
+        is_far = sources >= part.num_nodes
+        far, at = torch.unique(sources[is_far].long(), return_inverse=True)
+        copied = copies[:0]
+        if copies.numel():
+            is_copied = torch.isin(far, copies, assume_unique=True)
+            copied = torch.searchsorted(copies, far[is_copied])
+            place = torch.empty_like(far)
+            place[torch.cat([is_copied.nonzero()[:, 0], (~is_copied).nonzero()[:, 0]])] = torch.arange(
+                far.numel()
+            )
+            at, kept, far = place[at], far[is_copied], far[~is_copied]
+        wanted, asked = self._ask(line, far)
+        self._relabel.start(frontier)
+        own = self._relabel.add(sources[~is_far].long())
+        lent = [self._relabel.add(rows).long() for rows in asked]
+        following = self._relabel.ids()
+        rows = torch.cat([following, far])
+        num_own = following.numel() + copied.numel()
+        if copied.numel():
+            rows = torch.cat([following, kept, far])
+        indices = torch.empty(sources.numel(), dtype=torch.int32)
+        indices[~is_far] = own
+        indices[is_far] = (following.numel() + at).to(torch.int32)
+        indptr = torch.zeros(frontier.numel() + 1, dtype=torch.int64)
+        torch.cumsum(counts, 0, out=indptr[1:])
+        block = self._block(indptr, indices, rows, weights, is_sampled=fanout > 0)
+        return SharedLayer(block, Lists(num_own, lent, wanted)), following, copied
+
+    def _ask(self, line: Collective, far: Tensor) -> tuple[list[int], list[Tensor]]:
+        """(rows that come from each rank, own rows that each asks for) of halo rows, ascending: they are by owner."""
+        part = self.part
+        ids = part.halo[far - part.num_nodes]
+        cuts = torch.searchsorted(ids, part.bounds).tolist()
+        pieces = [
+            ids[cuts[q] : cuts[q + 1]] - part.bounds[q] for q in range(line.num_ranks)
+        ]  # none of the own
+        return [piece.numel() for piece in pieces], self._exchange(line, pieces)
+
+    def _exchange(self, line: Collective, pieces: Sequence[Tensor]) -> list[Tensor]:
+        """Own rows that each rank asks for, where this one asks each for ``pieces`` (int64, ascending rows of the owner)."""
+        arriving = line.all_to_all([self.wire.request(piece) for piece in pieces], kind="ids")
+        asked = [self.wire.rows(data) if data.numel() else pieces[0][:0] for data in arriving]
+        for q, rows in enumerate(asked):
+            if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < self.part.num_nodes:
+                raise PeerError(
+                    f"rank {q} asked for rows {int(rows.min())} .. {int(rows.max())}: rank {line.rank} owns "
+                    f"{self.part.num_nodes}"
+                )
+        return asked
+
+    def _block(
+        self, indptr: Tensor, indices: Tensor, rows: Tensor, weights: Tensor | None, *, is_sampled: bool
+    ) -> Block:
+        part = self.part
+        in_weight, loops = part.in_weight, part.loop_weight
+        return Block(
+            indptr,
+            indices,
+            rows.numel(),
+            src_ids=part.src_ids.index_select(0, rows),
+            edge_weight=weights,
+            in_degree=part.in_degree.index_select(0, rows),
+            in_weight=None if in_weight is None else in_weight.index_select(0, rows),
+            loop_weight=None if loops is None else loops.index_select(0, rows),
+            is_sampled=is_sampled,
+        )
+
+
+class SharedLoader:
+    """One rank's share of an epoch's mini-batches, drawn and loaded ahead of training."""
+
+    def __init__(
+        self,
+        line: Collective,
+        sampler: SharedSampler,
+        fetch: RowFetch,
+        seeds: Seeds,
+        *,
+        prefetch: int = 2,
+        copies: Copies | None = None,
+        trace: Trace = NO_TRACE,
+    ) -> None:
+        self.line, self.sampler, self.seeds = line, sampler, seeds
+        self._fetch, self._prefetch, self._copies, self._trace = fetch, prefetch, copies, trace
+        self.num_loaded = 0  # feature rows so far
+
+    def __len__(self) -> int:
+        return self.seeds.num_steps
+
+    def batches(self, epoch: int, start_step: int = 0) -> Iterator[SharedBatch]:
+        """From ``start_step`` on, in step order; all ranks take them together."""
+        own = self.seeds.own(epoch)
+
+        def load(step: int) -> SharedBatch:
+            return self._load(own[step] - self.sampler.part.start, epoch, step)
+
+        steps = range(start_step, len(self))
+        if self._prefetch == 0:
+            return map(load, steps)
+        # What one rank has begun all finish, or the others would wait for it.
+        return ahead(load, steps, 1, self._prefetch, finish_begun=True)
+
+    def _load(self, seeds: Tensor, epoch: int, step: int) -> SharedBatch:
+        part = self.sampler.part
+        assert part.y is not None, "the trainer checks that labels are there"
+        with self._trace.span("sample", epoch=epoch, step=step):
+            drawn = self.sampler.sample(self.line, seeds, epoch, step)
+        with self._trace.span("load", epoch=epoch, step=step):
+            x = self._fetch.own(drawn.inputs)
+            if self._copies is not None and drawn.copied.numel():
+                x = x.dense() if isinstance(x, SparseRows) else x
+                x = torch.cat([x, self._copies.x.index_select(0, drawn.copied).to(x)])
+        self.num_loaded += drawn.inputs.numel()
+        return SharedBatch(step, drawn, x, part.y[seeds], self.seeds.count(step))
+
+    def close(self) -> None:
+        """Let go of the line, with the other ranks."""
+        self.line.close()

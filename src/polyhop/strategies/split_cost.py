@@ -1,0 +1,149 @@
+"""What split mini-batches send: accounted from realised ones, estimated from inclusion probabilities.
+
+Both give the ``Cost`` of one rank for one step; ``strategies/split.py`` states the formulas.
+
+Legend: N nodes, P ranks, L layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from polyhop.comm import Cost
+from polyhop.kernels import quantised_bytes
+from polyhop.sample import MiniBatch
+from polyhop.sample.wire import Wire
+from polyhop.strategies.data_cost import account_gradients
+
+__all__ = ["Asked", "Facts", "account", "asked", "estimate"]
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """What one rank asks of another for one layer: own rows of the other, ascending."""
+
+    layer: int  # input layer first
+    reader: int
+    owner: int
+    rows: Tensor  # int64, within the owner
+
+
+def asked(batch: MiniBatch, new_ids: Tensor, bounds: Tensor) -> list[Asked]:
+    """All that crosses in a step, computed from the whole mini-batch as one process draws it.
+
+    ``new_ids`` int64 [N] and ``bounds`` int64 [P + 1] say who owns what.
+    """
+    found, num_ranks = [], bounds.numel() - 1
+    for layer, block in enumerate(batch.blocks):
+        assert block.src_ids is not None
+        sources = new_ids[block.src_ids]
+        at = torch.repeat_interleave(torch.arange(block.num_dst), block.drawn) + block.dst_start
+        owner = torch.searchsorted(bounds[1:], sources, right=True)
+        reader, ids = owner[at], sources[block.indices.long()]
+        lender = owner[block.indices.long()]
+        for p in range(num_ranks):
+            for q in range(num_ranks):
+                if p != q:
+                    rows = torch.unique(ids[(reader == p) & (lender == q)]) - bounds[q]
+                    found.append(Asked(layer, p, q, rows))
+    return found
+
+
+def account(
+    messages: Sequence[Asked],
+    columns: Sequence[int],
+    wire: Wire,
+    bucket_sizes: Sequence[int],
+    rank: int,
+    num_ranks: int,
+    *,
+    returns: Sequence[bool],
+    value_bytes: int = 4,
+    bits: int = 32,
+) -> Cost:
+    """What ``rank`` sends in one step, to the byte. ``columns`` cross at each layer; ``returns``: gradients of them do."""
+    sent = {"ids": 0, "hidden": 0, "sizes": 8 * (num_ranks - 1) * len(columns)}
+    count = {"ids": 0, "hidden": 0, "sizes": (num_ranks - 1) * len(columns)}
+
+    def add(kind: str, size: int) -> None:
+        sent[kind] += size
+        count[kind] += size > 0
+
+    for each in messages:
+        size = _row_bytes(each.rows.numel(), columns[each.layer], value_bytes, bits)
+        if each.reader == rank:
+            add("ids", wire.request_bytes(each.rows))
+            add("hidden", size if returns[each.layer] else 0)
+        if each.owner == rank:
+            add("hidden", size)
+    kinds = [kind for kind in sent if sent[kind]]
+    rows = Cost({kind: sent[kind] for kind in kinds}, {kind: count[kind] for kind in kinds})
+    return rows + account_gradients(bucket_sizes, value_bytes, num_ranks, rank)
+
+
+def _row_bytes(num_rows: int, columns: int, value_bytes: int, bits: int) -> int:
+    if bits == 32:
+        return num_rows * columns * value_bytes
+    return quantised_bytes(torch.full((num_rows,), bits, dtype=torch.uint8), columns)
+
+
+@dataclass(frozen=True, eq=False)
+class Facts:
+    """What is known before a run, by the user's ids."""
+
+    indptr: Tensor  # int64 [N + 1]: in-edges
+    indices: Tensor  # [E]: sources
+    owner: Tensor  # int64 [N]: rank of each node
+    likely: Sequence[
+        Tensor
+    ]  # [L] float64 [N]: is a node in the mini-batch's frontier before each hop, seeds first
+    num_neighbors: Sequence[int]
+    columns: Sequence[int]  # that cross at each layer, input layer first
+    returns: Sequence[bool]
+    wire: Wire
+    bucket_sizes: Sequence[int]
+    num_ranks: int
+    value_bytes: int = 4
+    bits: int = 32
+
+
+def estimate(facts: Facts, rank: int) -> Cost:
+    """What ``rank`` is expected to send in one step: a source is asked for if one of its readers at a rank draws it."""
+    degree = facts.indptr.diff()
+    reader = facts.owner[torch.repeat_interleave(torch.arange(degree.numel()), degree)]
+    source = facts.indices.long()
+    is_far = facts.owner[source] != reader
+    ids = hidden = 0.0
+    peers = facts.num_ranks - 1
+    for hop, fanout in enumerate(facts.num_neighbors):
+        layer = len(facts.num_neighbors) - 1 - hop
+        draws = degree.double() if fanout < 0 else degree.clamp(max=fanout).double()
+        chance = facts.likely[hop] * draws / degree.clamp(min=1)
+        misses = torch.log1p(-torch.repeat_interleave(chance, degree)[is_far].clamp(max=1 - 1e-12))
+        place = source[is_far] * facts.num_ranks + reader[is_far]
+        total = torch.zeros(degree.numel() * facts.num_ranks, dtype=torch.float64).index_add(0, place, misses)
+        rows = -torch.expm1(total).view(-1, facts.num_ranks)  # [N, P]: does a rank ask for the node?
+        row = _row_bytes(1, facts.columns[layer], facts.value_bytes, facts.bits)
+        wanted, lent = float(rows[:, rank].sum()), float(rows[facts.owner == rank].sum())
+        hidden += row * (lent + (wanted if facts.returns[layer] else 0.0))
+        ids += sum(
+            _request_bytes(float(rows[facts.owner == q, rank].sum()), int((facts.owner == q).sum()))
+            for q in range(facts.num_ranks)
+            if q != rank
+        )
+    hops = len(facts.num_neighbors)
+    found = Cost(
+        {"ids": ids, "hidden": hidden, "sizes": 8.0 * peers * hops},
+        {"ids": peers * hops, "hidden": peers * (hops + sum(facts.returns)), "sizes": peers * hops},
+    )
+    return found + account_gradients(facts.bucket_sizes, facts.value_bytes, facts.num_ranks, rank)
+
+
+def _request_bytes(count: float, size: int) -> float:
+    """As deltas: a byte for each, one more for each gap of 2^7, 2^14, ... and more."""
+    misses = max(0.0, 1 - count / max(size, 1))
+    return float(count * (1 + sum(misses ** (1 << 7 * more) for more in (1, 2, 3, 4))))

@@ -1,0 +1,54 @@
+"""Strategy ``pushpull`` with four virtual ranks (threads) on one CUDA device: the values of the CPU."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from polyhop import nn
+from polyhop.comm import Collective, run_in_threads
+from polyhop.graph import Graph
+from polyhop.partition import Partition, partition, share
+from polyhop.trainer import Trainer
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+SEEDING = threading.Lock()
+MODELS: dict[str, Callable[..., torch.nn.Module]] = {
+    "gcn": lambda f, c: nn.GCN(f, 12, num_layers=3, out_channels=c, dropout=0.5),
+    "sage": lambda f, c: nn.GraphSAGE(f, 12, num_layers=3, out_channels=c, dropout=0.5),
+    "gat": lambda f, c: nn.GAT(f, 8, num_layers=3, out_channels=c, heads=4, dropout=0.4),
+}
+
+
+def fit(line: Collective | None, graph: Graph, owner: Tensor | None, name: str, device: str) -> Any:
+    with SEEDING:  # ranks are threads, and torch's generator is one
+        torch.manual_seed(7)
+        model = MODELS[name](graph.num_features, graph.num_classes)
+    chosen = Trainer(
+        "single" if line is None else "pushpull", max_epochs=3, batch_size=20, num_neighbors=[4, 3, 3], eval_every=100,
+        precision="64-true", progress="none", seed=3, device=device,
+    )  # fmt: skip
+    if line is None:
+        chosen.fit(model, graph)
+    else:
+        assert owner is not None
+        chosen.fit(model, share(graph, Partition(owner, line.num_ranks), line.rank), line=line)
+    return {key: value.cpu() for key, value in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_values_are_those_of_the_cpu(make_graph: Callable[..., Graph], name: str) -> None:
+    graph = make_graph()
+    expected = fit(None, graph, None, name, "cpu")
+    owner = partition(graph, 4, "hash").owner
+    for weights in run_in_threads(4, fit, graph, owner, name, "cuda"):
+        for key, value in expected.items():
+            assert float((weights[key] - value).abs().max()) <= 1e-9, key
