@@ -2,7 +2,7 @@
 
 For unbiased gradients of bounded variance the mean of |gradient|^2 over the first T steps is at most c / T plus a floor that
 the variance sets. Here that mean is measured (the exact gradient at every step's weights, whoever made the step) and fitted
-as T^slope. No mean over T can fall faster than 1 / T, so a slope of -1 is the limit, not a norm. The first steps weigh so much
+as T^slope. No mean over T can fall faster than 1 / T: a slope of -1 is the limit, not a norm. The first steps weigh so much
 in that mean that noise hardly shows in it; the last steps, where it would, are compared by themselves.
 
 ``POLYHOP_HALO_PICTURE=FILE.png`` draws both curves (needs matplotlib).

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from benchmarks.halo.workload import LR, SEED, Job, model_of
 from polyhop.comm import Collective, Pending
+from polyhop.comm.collective import is_summed_everywhere
 from polyhop.graph import SharedGraph
 from polyhop.kernels.keys import Key
 from polyhop.strategies import Team, halo, place
@@ -95,16 +96,24 @@ class Running:
 
 def _timed(line: Collective, trace: Trace) -> Collective:
     """The line, its sums (the gradients of the weights) writing how long they were waited for."""
-    start = line.start_all_reduce
+    start, expect = line.start_all_reduce, line.expect_sum
 
-    def start_all_reduce(tensor: Tensor, *, kind: str) -> Pending[Tensor]:
-        pending = start(tensor, kind=kind)
-
+    def timed(pending: Pending[Tensor]) -> Pending[Tensor]:
         def finish() -> Tensor:
             with trace.span("sum"):
                 return pending.wait()
 
         return Pending(finish)
 
+    def start_all_reduce(tensor: Tensor, *, kind: str) -> Pending[Tensor]:
+        return timed(start(tensor, kind=kind))
+
+    def expect_sum(size: int, dtype: torch.dtype, *, kind: str) -> Callable[[Tensor], Pending[Tensor]]:
+        if not is_summed_everywhere(size * dtype.itemsize, line.num_ranks):
+            return lambda own: line.start_all_reduce(own, kind=kind)
+        give = expect(size, dtype, kind=kind)
+        return lambda own: timed(give(own))
+
     line.start_all_reduce = start_all_reduce  # type: ignore[method-assign]
+    line.expect_sum = expect_sum  # type: ignore[method-assign]
     return line

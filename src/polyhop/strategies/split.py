@@ -204,7 +204,7 @@ class _SplitStep:
         ]
         x = self._placement.rows(batch.x)
         x = x.dense() if isinstance(x, SparseRows) else x
-        with self._placement.context():
+        with self._trace.span("forward", step=batch.step), self._placement.context():
             if batch.drawn.joint is None:
                 logits = self._forward(x, tuple(blocks), key)
             else:
@@ -212,10 +212,14 @@ class _SplitStep:
         y = batch.y.to(self._placement.device)
         loss = self._loss(logits, y) / (batch.num_global * self._terms_per_row)
         # Virtual ranks on one device share torch's backward thread, and this pass waits for the other ranks.
-        with torch.autograd.set_multithreading_enabled(False):
+        with (
+            self._trace.span("backward", step=batch.step),
+            torch.autograd.set_multithreading_enabled(False),
+        ):
             loss.backward()  # type: ignore[no-untyped-call]
         self.columns = [channel.num_columns or 0 for channel in channels]
-        return self._sum.end(loss.detach())
+        with self._trace.span("sum", step=batch.step):
+            return self._sum.end(loss.detach())
 
     def _joined(
         self, x: Tensor, blocks: Sequence[Block], joint: Joint, channels: list[Crossing], key: Key
