@@ -36,6 +36,16 @@ MODELS: dict[str, Callable[..., torch.nn.Module]] = {
     "one layer": lambda f, c: nn.GraphSAGE(f, 8, num_layers=1, out_channels=c),
     "four layers": lambda f, c: nn.GCN(f, 8, num_layers=4, out_channels=c, dropout=0.5),
 }
+
+
+def wrapped(num_features: int, num_classes: int) -> torch.nn.Module:
+    """Layers of another library, which cannot be run in pieces."""
+    conv = pytest.importorskip("torch_geometric.nn")
+    layers = [conv.SAGEConv(num_features, 8), conv.GATConv(8, 8), conv.SAGEConv(8, num_classes)]
+    return nn.Stack(layers, dropout=0.3)
+
+
+MODELS["wrapped"] = wrapped
 DEPTHS = {"one layer": 1, "four layers": 4}
 
 
