@@ -137,7 +137,9 @@ def _rank_main(rank: int, num_ranks: int, port: int) -> None:
             if size not in lines:  # every group of the same size serves all jobs of that size
                 lines[size] = join(store, rank, size, address="127.0.0.1", name=f"pool-{size}")
             function = getattr(importlib.import_module(module), name)
-            _write(results, (True, function(lines[size].fork(), *pickle.loads(raw))))
+            # Kept until the next job: who is done at once must not leave before the others have connected.
+            line = lines[size].fork()
+            _write(results, (True, function(line, *pickle.loads(raw))))
         except BaseException:
             _write(results, (False, traceback.format_exc()))
 

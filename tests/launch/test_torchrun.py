@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -45,8 +47,11 @@ def program(tmp_path: Path) -> Path:
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
+    """One that the system does not hand out by itself: between here and its use, others open connections."""
+    for port in random.sample(range(20_000, 30_000), 50):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise RuntimeError("no free port from 20000 to 29999")
 
 
 def start_by_hand(program: Path, port: int, rank: int, num_ranks: int, *args: str) -> subprocess.Popen[str]:
