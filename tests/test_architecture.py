@@ -91,6 +91,7 @@ GROUND = {
         "halo_channels",
         "halo_cost",
         "halo_memory",
+        "halo_plan",
         "halo_probe",
         "halo_recompute",
         "held",

@@ -24,6 +24,7 @@ from polyhop.kernels.keys import Key
 from polyhop.partition import Partition, partition, share
 from polyhop.strategies import Team, halo, place
 from polyhop.strategies.halo_cost import account, crossed
+from polyhop.strategies.halo_plan import BUCKET_BYTES
 from polyhop.train.loss import cross_entropy_sum
 from polyhop.trainer import Trainer
 
@@ -341,7 +342,7 @@ def stepped(line: Collective, graph: Graph, owner: Tensor, dropout: float) -> di
         before = line.traffic.now()
         step.gradients(0, Key(3, epoch))
         sent = line.traffic.now() - before
-    sizes = bucket_sizes(list(model.parameters()), halo.BUCKET_BYTES)
+    sizes = bucket_sizes(list(model.parameters()), BUCKET_BYTES)
     accounted = account(crossed(step._channels.channels), sizes, 4, line.num_ranks, line.rank)
     held = sum(rows.nbytes for name, rows in step._channels.state().items() if name.startswith("held"))
     _, plain = built(line, graph, owner, dropout, {"bits": 2})

@@ -17,11 +17,12 @@ from polyhop import nn
 from polyhop.comm import Collective, Cost, run_in_threads
 from polyhop.errors import CheckpointError, ConfigError, InputError
 from polyhop.exchange import bucket_sizes
-from polyhop.graph import Graph
+from polyhop.graph import Graph, Sizes
 from polyhop.kernels.keys import Key
 from polyhop.partition import Partition, partition, share
 from polyhop.strategies import Team, halo, place
 from polyhop.strategies.halo_cost import account, crossed, crossings
+from polyhop.strategies.halo_plan import BUCKET_BYTES
 from polyhop.train.loss import cross_entropy_sum
 from polyhop.trainer import Trainer
 
@@ -141,10 +142,10 @@ def count_steps(
     before = line.traffic.now()
     step.gradients(0, Key(3, steps - 1))
     sent = line.traffic.now() - before
-    sizes = bucket_sizes(list(model.parameters()), halo.BUCKET_BYTES)
+    sizes = bucket_sizes(list(model.parameters()), BUCKET_BYTES)
     expected = account(messages, sizes, 4, line.num_ranks, line.rank)
     step.close()
-    sizes_of = halo.Sizes(graph.num_nodes, graph.num_nodes, 1 << 40)
+    sizes_of = Sizes.of_many(graph.num_nodes)
     columns = [seen.columns for seen in crossings(model, graph.num_features, sizes_of)]
     return Counted(sent, expected, columns, [c.num_columns or 0 for c in channels])
 

@@ -25,9 +25,10 @@ from polyhop.exchange.quantised import QuantisedMessages, Widths
 from polyhop.exchange.widths import Channel, random_widths, solve
 from polyhop.kernels.keys import Key
 
-__all__ = ["Assigner", "Policy"]
+__all__ = ["RANDOM_MEAN", "Assigner", "Policy"]
 
-_RANDOM_MEAN = 4.0
+RANDOM_MEAN = 4.0
+"""Bits of a value, on average, of widths by lot."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +217,7 @@ class Assigner:
         policy, size = self.policy, self._line.num_ranks
         channels = programme.channels(policy.links)
         if policy.is_random:
-            return random_widths(channels, _RANDOM_MEAN, key, site=site, widths=policy.widths)
+            return random_widths(channels, RANDOM_MEAN, key, site=site, widths=policy.widths)
         chosen, _ = solve(
             channels, policy.lam, num_ranks=size, group_size=policy.group_size, widths=policy.widths,
             model=policy.model,

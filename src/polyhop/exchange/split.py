@@ -152,36 +152,21 @@ class SharedSampler:
             arrived += count
         place = torch.empty_like(order)
         place[order] = torch.cat(placed)
-        facts = self._facts(
-            line, ids.numel(), order, [mine if q == own else r for q, r in enumerate(asked)], pieces, mine
-        )
-        return Joint(Lists(following.numel(), lent, counts), place, blocks_of(drawn, facts)), following
-
-    def _facts(
-        self,
-        line: Collective,
-        num_ids: int,
-        order: Tensor,
-        asked: list[Tensor],
-        pieces: list[Tensor],
-        mine: Tensor,
-    ) -> NodeFacts:
-        """Of the nodes that this rank asked for (``pieces`` of each owner, own ones ``mine``), in their own order."""
-        part, own = self.part, line.rank
-        layout = FactFormat(self.wire.id_dtype, part.in_weight is not None, part.loop_weight is not None)
-        leaving = [
-            layout.encode(NodeFacts(*part.facts_of(rows))) if q != own else rows[:0].view(torch.uint8)
-            for q, rows in enumerate(asked)
-        ]
-        counts = [layout.num_bytes * piece.numel() for piece in pieces]
-        arriving = line.all_to_all(leaving, kind="ids", counts=counts)
-        found = [
-            NodeFacts(*part.facts_of(mine)) if q == own else layout.decode(data, pieces[q].numel())
-            for q, data in enumerate(arriving)
-        ]
+        facts = self._facts(line, asked, counts)
+        facts[own] = NodeFacts(*part.facts_of(mine))
         back = torch.empty_like(order)
-        back[order] = torch.arange(num_ids)
-        return NodeFacts.joined(found).at(back)
+        back[order] = torch.arange(order.numel())
+        blocks = blocks_of(drawn, NodeFacts.joined(facts).at(back))
+        return Joint(Lists(following.numel(), lent, counts), place, blocks), following
+
+    def _facts(self, line: Collective, asked: Sequence[Tensor], counts: Sequence[int]) -> list[NodeFacts]:
+        """Of the nodes that this rank asked each owner for, so many of each; others get those of the rows they asked for."""
+        part = self.part
+        layout = FactFormat(self.wire.id_dtype, part.in_weight is not None, part.loop_weight is not None)
+        leaving = [layout.encode(NodeFacts(*part.facts_of(rows))) for rows in asked]
+        sizes = [layout.num_bytes * count for count in counts]
+        arriving = line.all_to_all(leaving, kind="ids", counts=sizes)
+        return [layout.decode(data, count) for data, count in zip(arriving, counts, strict=True)]
 
     def _hop(
         self, line: Collective, frontier: Tensor, fanout: int, key: int, copies: Tensor
@@ -191,31 +176,24 @@ class SharedSampler:
         counts, sources, weights = part.drawn_rows(frontier, fanout, key, self.method)
         is_far = sources >= part.num_nodes
         far, at = torch.unique(sources[is_far].long(), return_inverse=True)
-        copied = copies[:0]
-        if copies.numel():
-            is_copied = torch.isin(far, copies, assume_unique=True)
-            copied = torch.searchsorted(copies, far[is_copied])
-            place = torch.empty_like(far)
-            place[torch.cat([is_copied.nonzero()[:, 0], (~is_copied).nonzero()[:, 0]])] = torch.arange(
-                far.numel()
-            )
-            at, kept, far = place[at], far[is_copied], far[~is_copied]
-        wanted, asked = self._ask(line, far)
+        is_copied = torch.isin(far, copies, assume_unique=True)
+        copied, asked_for = far[is_copied], far[~is_copied]
+        # Copies stand before what is asked for.
+        place = torch.where(is_copied, is_copied.cumsum(0), copied.numel() + (~is_copied).cumsum(0)) - 1
+        wanted, asked = self._ask(line, asked_for)
         self._relabel.start(frontier)
         own = self._relabel.add(sources[~is_far].long())
         lent = [self._relabel.add(rows).long() for rows in asked]
         following = self._relabel.ids()
-        rows = torch.cat([following, far])
+        rows = torch.cat([following, copied, asked_for])
         num_own = following.numel() + copied.numel()
-        if copied.numel():
-            rows = torch.cat([following, kept, far])
         indices = torch.empty(sources.numel(), dtype=torch.int32)
         indices[~is_far] = own
-        indices[is_far] = (following.numel() + at).to(torch.int32)
+        indices[is_far] = (following.numel() + place[at]).to(torch.int32)
         indptr = torch.zeros(frontier.numel() + 1, dtype=torch.int64)
         torch.cumsum(counts, 0, out=indptr[1:])
         block = self._block(indptr, indices, rows, weights, is_sampled=fanout > 0)
-        return SharedLayer(block, Lists(num_own, lent, wanted)), following, copied
+        return SharedLayer(block, Lists(num_own, lent, wanted)), following, torch.searchsorted(copies, copied)
 
     def _ask(self, line: Collective, far: Tensor) -> tuple[list[int], list[Tensor]]:
         """(rows that come from each rank, own rows that each asks for) of halo rows, ascending: they are by owner."""

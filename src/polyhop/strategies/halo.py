@@ -36,29 +36,26 @@ from polyhop.errors import CheckpointError, ConfigError, UnsupportedError
 from polyhop.exchange import GradientSum, RowFetch, RowFormat, Spans, lay_out, layer_edges
 from polyhop.exchange.batch_norm import KeptStatistics, shared_statistics
 from polyhop.exchange.gathered import gather_tensors
-from polyhop.graph import Block, Graph, HaloBlock, SharedGraph, Sizes, SparseRows
+from polyhop.graph import Block, Graph, HaloBlock, SharedGraph, SparseRows
 from polyhop.graph.aggregated import AggregatedRows
 from polyhop.kernels.keys import Key
 from polyhop.nn.layer import Layer
 from polyhop.nn.rows import Rows
 from polyhop.sample.wire import Wire
 from polyhop.strategies.halo_channels import DELTA_BITS, DEPTH, FIRST_BITS, Ends, Options, make_channels
-from polyhop.strategies.halo_cost import Seen, account, crossings, estimate
+from polyhop.strategies.halo_cost import account, estimate
 from polyhop.strategies.halo_memory import Means, ledger_of
 from polyhop.strategies.halo_memory import note as memory_note
+from polyhop.strategies.halo_plan import BUCKET_BYTES, GraphSizes, Plan
 from polyhop.strategies.halo_recompute import recomputed
 from polyhop.strategies.held import HeldPart
 from polyhop.strategies.inputs import summed_once
 from polyhop.strategies.step import Loss, Placement, Step, Team, WholeGraph, as_layered, forward_of
 from polyhop.trace import NO_TRACE, Trace
 
-__all__ = ["BUCKET_BYTES", "NAME", "Config", "account", "build", "estimate", "hold"]
+__all__ = ["NAME", "Config", "account", "build", "estimate", "hold"]
 
 NAME = "halo"
-BUCKET_BYTES = (
-    1 << 18
-)  # of gradients that leave together: small, so that the first leave while others are computed
-_MANY = 1 << 40  # edges: beside them products cost nothing, so that the narrower rows win
 
 
 @dataclass(frozen=True)
@@ -152,7 +149,8 @@ class _HaloStep:
             raise UnsupportedError(
                 f"graph {graph.name!r}: naive_halo sends input rows in every step, and these are sparse: give dense features"
             )
-        plan = _Plan.of(model, graph, config, is_sparse=is_sparse)
+        whole_graph = GraphSizes(graph.num_nodes, graph.num_edges, graph.num_features, is_sparse)
+        plan = Plan.of(model, config, whole_graph)
         layers = layer_edges(layout, part, team.line, plan.read(rows, layout.num_own), plan.sums)
         self._channels = make_channels(
             [Ends.of(index, layer, layout.num_own) for index, layer in enumerate(layers)][plan.num_plain :],
@@ -270,59 +268,12 @@ class _KeepingStep(_HaloStep):
         self._gathered = {"ranks": torch.tensor(self._line.num_ranks), **gather_tensors(own, self._line)}
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """What follows from model and options, alike on all ranks."""
-
-    has_batch_norm: bool
-    num_plain: int  # layers whose halo is made of input rows alone, which crossed once: 0 or 1
-    sizes: Sizes  # that decide the order of map and aggregation
-    sums: Sequence[bool]  # of each layer, whether sums of rows may cross
-    skips: bool  # rows that the loss does not read stay
-    columns: Sequence[int]  # that cross at each layer; 0: nothing
-
-    @classmethod
-    def of(cls, model: nn.Module, graph: SharedGraph, config: Config, *, is_sparse: bool) -> _Plan:
-        naive, in_shards = config.naive_halo, config.halo == "sequential"
-        has_batch_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
-        # Nothing looks at all rows before the first layer sums them: then its halo can be made here.
-        is_made_here = bool(getattr(model, "begins_plain", False)) or not has_batch_norm
-        # Shards are for memory, so nothing of the halo stays; sparse rows cannot cross between layers.
-        num_plain = int(is_made_here and not naive and (is_sparse or not in_shards))
-        # Beside so many edges products cost nothing: narrower rows win, on all ranks alike.
-        sizes = Sizes(graph.num_nodes, graph.num_nodes, graph.num_edges if naive else _MANY)
-        seen = crossings(model, graph.num_features, sizes, num_plain=num_plain, sends_narrow=not naive)
-        if in_shards:
-            _refuse_unsummed(model, seen)
-        may_sum = config.halo_sums and config.halo not in ("sampled", "sequential") and not naive
-        sums = [may_sum and each.is_linear for each in seen]
-        columns = [each.columns for each in seen]
-        return cls(has_batch_norm, num_plain, sizes, sums, not (naive or has_batch_norm), columns)
-
-    def read(self, rows: Tensor, num_own: int) -> Tensor | None:
-        """bool [n]: own rows of the last layer that the loss reads; None: all rows of all layers count as read."""
-        if not self.skips:
-            return None
-        is_read = torch.zeros(num_own, dtype=torch.bool)
-        is_read[rows] = True
-        return is_read
-
-
 def _refuse_attention(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, Layer) and (not module.has_pieces or type(module).edge is not Layer.edge):
             raise UnsupportedError(
                 f"{type(module).__name__} weighs neighbours by what it learns, so rows that were not drawn cannot be "
                 "counted as zero: halo='sampled' needs GCN, SAGE, GIN or GCN2 layers"
-            )
-
-
-def _refuse_unsummed(model: nn.Module, seen: Sequence[Seen]) -> None:
-    for index, each in enumerate(seen):
-        if each.columns and not each.is_linear:
-            raise UnsupportedError(
-                f"layer {index} of {type(model).__name__} needs all its neighbours' rows at once, and halo='sequential' "
-                "lets each rank's rows go once they are summed: it needs GCN, SAGE (mean or sum), GIN or GCN2 layers"
             )
 
 
@@ -340,7 +291,7 @@ def _means(config: Config, parameters: Sequence[Tensor]) -> Means:
     )
 
 
-def _note(marginal_share: float, plan: _Plan, line: Collective, *, is_summed: bool) -> str:
+def _note(marginal_share: float, plan: Plan, line: Collective, *, is_summed: bool) -> str:
     shares = line.all_gather(
         torch.tensor([marginal_share], device=line.device), kind="sizes", counts=[1] * line.num_ranks
     )

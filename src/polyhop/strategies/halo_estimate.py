@@ -22,29 +22,27 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from polyhop.comm import Cost
-from polyhop.exchange.assigner import Policy
+from polyhop.exchange.assigner import RANDOM_MEAN, Policy
 from polyhop.exchange.batch_norm import account_statistics
 from polyhop.exchange.crossing import Direction
 from polyhop.exchange.gradients import bucket_sizes
 from polyhop.exchange.widths import Channel, random_widths, row_bytes, solve
-from polyhop.graph import Graph, Sizes, SparseRows
+from polyhop.graph import Graph, SparseRows
 from polyhop.kernels.keys import Key
 from polyhop.partition import Partition, least_cover
 from polyhop.strategies.halo_channels import DELTA_BITS
-from polyhop.strategies.halo_cost import Facts, LayerFacts, Seen, crossings
+from polyhop.strategies.halo_cost import Facts, LayerFacts, Seen
+from polyhop.strategies.halo_plan import BUCKET_BYTES, GraphSizes, Options, Plan
 from polyhop.strategies.step import Placement
 
 __all__ = ["Chosen", "Pairs", "facts_of", "facts_of_pairs"]
 
-_BUCKET_BYTES = 1 << 18  # as ``halo``
-_MANY = 1 << 40  # edges, as ``halo``
-_RANDOM_MEAN = 4.0  # bits, as ``exchange.assigner``
 _SPREAD = 1.5  # of the logarithm of what rows add to the variance: a guess, see ``_guessed``
 _WIDTHS = (1, 2, 4, 8, 16, 32)
 
 
-class Chosen(Protocol):
-    """The options that decide what crosses; ``halo.Config`` has them."""
+class Chosen(Options, Protocol):
+    """The options that decide what crosses, and in how many bits; ``halo.Config`` has them."""
 
     @property
     def bits(self) -> int | str: ...
@@ -55,13 +53,7 @@ class Chosen(Protocol):
     @property
     def bits_period(self) -> int: ...
     @property
-    def halo(self) -> str: ...
-    @property
     def halo_share(self) -> float: ...
-    @property
-    def halo_sums(self) -> bool: ...
-    @property
-    def naive_halo(self) -> bool: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,8 +89,8 @@ def facts_of(
     is_sparse = graph.x is not None and isinstance(
         graph.x.gather(torch.empty(0, dtype=torch.int64)), SparseRows
     )
-    sizes = _Sizes(graph.num_nodes, graph.num_edges, graph.num_features, is_sparse)
-    plan = _Plan.of(model, options, sizes, placement)
+    sizes = GraphSizes(graph.num_nodes, graph.num_edges, graph.num_features, is_sparse)
+    plan = Plan.of(model, options, sizes, (placement or Placement(torch.device("cpu"))).context)
     rows = _counted(graph, partition, plan)
     return _facts(model, options, plan, rows, partition.num_parts, mean_bits)
 
@@ -116,8 +108,8 @@ def facts_of_pairs(
     many nodes of a part read another one as that one reads of it. Within a quarter where half of the nodes train; where
     few do, which ones decides, and it may be wrong by a factor of three.
     """
-    sizes = _Sizes(pairs.num_nodes, pairs.num_edges, pairs.num_features, pairs.is_sparse)
-    plan = _Plan.of(model, options, sizes, placement)
+    sizes = GraphSizes(pairs.num_nodes, pairs.num_edges, pairs.num_features, pairs.is_sparse)
+    plan = Plan.of(model, options, sizes, (placement or Placement(torch.device("cpu"))).context)
     degree = pairs.num_edges / max(pairs.num_nodes, 1)
     needed, rows = pairs.train_share if plan.skips else 1.0, []
     for each, is_summed in zip(reversed(plan.seen), reversed(plan.sums), strict=True):
@@ -129,37 +121,7 @@ def facts_of_pairs(
     return _facts(model, options, plan, rows[::-1], pairs.halo.shape[0], mean_bits)
 
 
-@dataclass(frozen=True)
-class _Sizes:
-    num_nodes: int
-    num_edges: int
-    num_features: int
-    is_sparse: bool
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """What follows from model and options for the rows that cross; ``halo`` decides the same."""
-
-    seen: Sequence[Seen]  # of each layer
-    sums: Sequence[bool]  # of each layer, whether sums of rows may cross
-    skips: bool  # rows that the loss does not read stay
-
-    @classmethod
-    def of(cls, model: nn.Module, options: Chosen, sizes: _Sizes, placement: Placement | None) -> _Plan:
-        naive, in_shards = options.naive_halo, options.halo == "sequential"
-        has_batch_norm = bool(_norm_widths(model))
-        is_made_here = bool(getattr(model, "begins_plain", False)) or not has_batch_norm
-        num_plain = int(is_made_here and not naive and (sizes.is_sparse or not in_shards))
-        order = Sizes(sizes.num_nodes, sizes.num_nodes, sizes.num_edges if naive else _MANY)
-        placed = placement or Placement(torch.device("cpu"))
-        with placed.context():
-            seen = crossings(model, sizes.num_features, order, num_plain=num_plain, sends_narrow=not naive)
-        may_sum = options.halo_sums and options.halo not in ("sampled", "sequential") and not naive
-        return cls(seen, [may_sum and each.is_linear for each in seen], not (naive or has_batch_norm))
-
-
-def _counted(graph: Graph, partition: Partition, plan: _Plan) -> list[Tensor]:
+def _counted(graph: Graph, partition: Partition, plan: Plan) -> list[Tensor]:
     """float64 [P, P] of each layer: rows that rank i sends to rank j; sums count as rows."""
     owner, num_parts = partition.owner.long(), partition.num_parts
     src, dst = graph.indices.long(), torch.repeat_interleave(torch.arange(graph.num_nodes), graph.in_degree)
@@ -210,7 +172,7 @@ def _covers(src: Tensor, dst: Tensor, owner: Tensor, num_parts: int) -> Tensor:
 def _facts(
     model: nn.Module,
     options: Chosen,
-    plan: _Plan,
+    plan: Plan,
     rows: Sequence[Tensor],
     num_ranks: int,
     mean_bits: float | None,
@@ -228,7 +190,7 @@ def _facts(
     return Facts(
         num_ranks,
         layers,
-        bucket_sizes([p for p in parameters if p.requires_grad], _BUCKET_BYTES),
+        bucket_sizes([p for p in parameters if p.requires_grad], BUCKET_BYTES),
         parameters[0].element_size(),
         [_others(model, options, layers, num_ranks, rank) for rank in range(num_ranks)],
     )
@@ -257,7 +219,7 @@ def _chosen(num_columns: int, rows: Tensor, options: Chosen) -> Tensor:
     if not channels:
         return found
     if options.bits == "random":
-        widths: Sequence[Any] = random_widths(channels, _RANDOM_MEAN, Key(0), widths=policy.widths)
+        widths: Sequence[Any] = random_widths(channels, RANDOM_MEAN, Key(0), widths=policy.widths)
     else:
         widths = solve(
             channels, options.bits_lambda, num_ranks=num_ranks, group_size=options.bits_group, widths=policy.widths,

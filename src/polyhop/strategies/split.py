@@ -55,7 +55,6 @@ __all__ = ["NAME", "Config", "account", "build", "estimate", "hold"]
 
 NAME = "split"
 BITS = ("1", "2", "4", "8", "16", "32")
-_MANY = 1 << 40  # edges: beside them products cost nothing, so that the narrower rows win, on all ranks alike
 
 
 @dataclass(frozen=True)
@@ -147,9 +146,9 @@ def _copies(
     line: Collective,
 ) -> Copies | None:
     """Input rows of the halo's nodes that the last hop of a mini-batch asks for most, as many as fit."""
-    most = config.cache_bytes // (8 + 4 * max(1, graph.num_features))
     if not config.cache_bytes:
         return None
+    most = config.cache_bytes // (8 + 4 * max(1, graph.num_features))
     part = graph.stored(f"strategy {NAME!r}")
     likely = halo_inclusion(graph, train_ids, seeds, fan_outs, line)
     best = torch.sort(likely, descending=True, stable=True).indices[:most]
@@ -259,7 +258,7 @@ class _SplitStep:
 
     def _block(self, index: int, layer: SharedLayer, channel: Crossing) -> Block:
         complete = self._placement.block(layer.block)
-        sizes = Sizes(complete.num_src, complete.num_dst, _MANY)
+        sizes = Sizes.of_many(complete.num_src)
         return HaloBlock.of(complete, 0, channel, sizes, returns=index > 0, num_own=layer.lists.num_own)
 
     def close(self) -> None:
