@@ -98,6 +98,7 @@ GROUND = {
         "held",
         "inputs",
         "macro_auto",
+        "macro_climb",
         "macro_cost",
         "macro_plan",
         "part_step",

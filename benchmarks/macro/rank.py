@@ -37,7 +37,7 @@ __all__ = ["arguments", "measure", "options"]
 
 PIECE_BYTES = 1 << 20  # what the link is measured with
 WARM_STEPS = 2  # of a side whose loading leaves nothing behind
-RUN_EPOCHS = 10  # of the run that the strategy plans for
+RUN_EPOCHS = 40  # of the run that the strategy plans for
 
 
 def options(num_ranks: int | None = None) -> launch.Launch:
@@ -145,18 +145,31 @@ class _Running:
     def turn(self) -> list[dict[str, Any]]:
         """Fill the pipeline, then time some epochs."""
         state, num_steps = self._session.state, self._session.step.num_steps
+        is_full = self._is_cold and (self._side.delta or self._side.k == 0)
+        if is_full and self._side.k == 0:
+            self._settle()
         self._loader.num_epochs = state.epoch + 1 + self._job.timed + 1
         k = self._side.k or getattr(self._loader, "size", 1)
-        is_full = self._is_cold and (self._side.delta or self._side.k == 0)
         warm = num_steps if is_full else max(k, WARM_STEPS)
-        self._loader.num_epochs += is_full and self._side.k == 0
-        if is_full and self._side.k == 0:  # time for second thoughts
-            self._train()
         state.step, self._is_cold = max(0, num_steps - warm) // k * k, False
         self._train()
         found = [self._measured(self._train) for _ in range(self._job.timed)]
         self._session.step.close()
         return found
+
+    def _settle(self) -> None:
+        """Train until the strategy has found its k, as it would in a run that is not timed."""
+        self._loader.num_epochs = RUN_EPOCHS
+        for _ in range(RUN_EPOCHS // 2):
+            self._train()
+            if (
+                self._line.all_reduce(
+                    torch.tensor([float(not self._loader.after_window.is_settled)]), kind="sizes"
+                )
+                == 0
+            ):
+                break
+        self._session.step.close()  # what was loaded beyond is dropped
 
     def load(self) -> list[dict[str, Any]]:
         """Load epochs and train none; the last is counted."""

@@ -45,6 +45,9 @@ class Outcome:
     capacity: int
     most_used: int
     pinned: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    paces: list[float | None] = field(
+        default_factory=list
+    )  # of each window, once all are trained, and of one more
 
 
 def load(line: Collective, graph: Graph, owner: Tensor, options: dict[str, Any]) -> Outcome:
@@ -81,8 +84,9 @@ def load(line: Collective, graph: Graph, owner: Tensor, options: dict[str, Any])
         is_ahead=options.get("ahead", True), after_window=note,
     )  # fmt: skip
     batches = [brought(batch) for epoch in (EPOCH, EPOCH + 1) for batch in loader.batches(epoch)]
+    paces = [loader.seconds_of(range(window, window + 1)) for window in range(len(windows) + 1)]
     loader.close()
-    return Outcome(batches, windows, fetch.asked, sent, pool.capacity, pool.most_used, pinned)
+    return Outcome(batches, windows, fetch.asked, sent, pool.capacity, pool.most_used, pinned, paces)
 
 
 def load_steps(line: Collective, graph: Graph, owner: Tensor, options: dict[str, Any]) -> list[PartBatch]:
@@ -296,3 +300,13 @@ def test_over_gloo(make_graph: MakeGraph, ranks: Run) -> None:
     for got, want in zip(found, expected, strict=True):
         for a, b in zip(got.batches, want, strict=True):
             assert_same(a, b)
+
+
+def test_seconds_of_windows_that_trained(make_graph: MakeGraph) -> None:
+    graph = make_graph()
+    owner = (torch.arange(graph.num_nodes) % 2).int()
+    (found, _) = run_in_threads(2, load, graph, owner, {"size": 2})
+    *trained, after = found.paces
+    assert len(trained) > 3
+    assert all(pace is not None and pace > 0 for pace in trained)
+    assert after is None

@@ -76,25 +76,49 @@ def test_facts_are_the_same_on_all_ranks(
     assert found[0]["crowding"] == crowding
 
 
-def think(line: Collective, slots: int) -> tuple[list[int | None], list[str]]:
-    """Windows that went differently on every rank."""
+def think(line: Collective, slots: int, num_windows: int) -> tuple[list[int | None], list[str], bool]:
+    """Windows that went differently on every rank; those of more steps go faster."""
     notes: list[str] = []
     seconds = 0.002 * (line.rank + 1)
-    thoughts = SecondThoughts(facts_of(slots=slots), 1, line, notes, lambda: seconds)
-    told = [
-        thoughts(Loaded(window, 1, 100 + line.rank, 50 * line.rank, 0.05 * (line.rank + 1), 0.004, 10_000))
-        for window in range(16)
-    ]
-    return told, notes
+    sizes = [1]  # of windows so far
+
+    def seconds_of(windows: range) -> float | None:
+        trained = sizes[windows.start : windows.stop]
+        if len(trained) < len(windows) or windows.stop > len(sizes) - 1:
+            return None  # not trained
+        if line.rank == 1 and windows.start < 5:
+            return None  # a rank that began its epoch elsewhere
+        return 0.001 * (line.rank + 1) * (1 + 3 / max(trained))
+
+    thoughts = SecondThoughts(facts_of(slots=slots), 1, line, notes, lambda: seconds, seconds_of)
+    told = []
+    for window in range(num_windows):
+        k = sizes[-1]
+        nodes, load = k * (100 + line.rank), k * 0.05 * (line.rank + 1)
+        told.append(thoughts(Loaded(window, k, nodes, 50 * line.rank * k, load, 0.004, 10_000)))
+        sizes.append(told[-1] or k)
+    return told, notes, thoughts.is_settled
 
 
 def test_second_thoughts_are_shared() -> None:
-    found = run_in_threads(4, think, 5000)
+    found = run_in_threads(4, think, 5000, 40)
     assert all(each == found[0] for each in found)
-    answers, notes = found[0]
+    answers, notes, is_settled = found[0]
     assert answers[:3] == [None, None, answers[2]]
     assert answers[2] is not None, "loading takes too long for k = 1"
     assert notes[0].startswith("after 3 windows: windows of ")
+    assert is_settled
+    assert "ms a mini-batch measured" in notes[-1]
+    assert [k for k in answers if k] == sorted({k for k in answers if k}), "larger was faster, and was kept"
+
+
+def test_a_run_that_is_nearly_over_tries_nothing() -> None:
+    """64 steps, 5 epochs: at window 2 with k = 1, windows of 16 and more are worth trying; at the end none is."""
+    line = run_in_threads(1, lambda line: line)[0]
+    thoughts = SecondThoughts(facts_of(), 1, line, [], lambda: 0.0, lambda _: 0.1)
+    thoughts._num_steps = 64 * 5 - 40
+    assert thoughts._may_try(5)
+    assert not thoughts._may_try(6)
 
 
 def test_a_k_that_does_not_fit_is_lowered_and_says_so() -> None:

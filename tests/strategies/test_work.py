@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from polyhop.comm import Collective, Cost, run_in_threads
-from polyhop.exchange import RowFormat, Seeds
+from polyhop.exchange import RowFormat
 from polyhop.graph import Graph
 from polyhop.kernels.keys import Key
 from polyhop.nn import GAT, GCN, GCNII, GIN, GraphSAGE
@@ -134,9 +134,9 @@ def test_accounted_as_the_counters_have_it(
 def expect(line: Collective, graph: Graph, owner: Tensor) -> Flows:
     held = share(graph, Partition(owner, line.num_ranks), line.rank)
     assert held.split is not None
-    train, part = held.split.train, held.part
-    seeds = Seeds(part.facts_of(train)[0], train + part.start, line, seed=SEED, batch_size=BATCH)
-    return gather_flows(held, train, seeds, FAN_OUTS, line, cache_bytes=CACHE)
+    assert graph.split is not None
+    chance = BATCH / graph.split.train.numel()
+    return gather_flows(held, held.split.train, chance, FAN_OUTS, line, cache_bytes=CACHE)
 
 
 @pytest.mark.parametrize("kind", ["hash", "metis"])

@@ -34,6 +34,8 @@ from polyhop.trace import NO_TRACE, Trace
 
 __all__ = ["Loaded", "WindowLoader"]
 
+_REMEMBERED = 32  # windows
+
 
 @dataclass(frozen=True)
 class Loaded:
@@ -97,6 +99,8 @@ class WindowLoader:
         self._at = (-1, 0)  # epoch and step of the next batch
         self._position, self._last_epoch = [0, 0], 0  # of the next step to sample
         self._delivered = -1  # the window at hand
+        self._num_delivered, self._spent_s = 0, 0.0  # its steps, and what was spent on them so far
+        self._trained: dict[int, tuple[int, float]] = {}  # window: steps, seconds; the last ones
 
     def __len__(self) -> int:
         return self.seeds.num_steps
@@ -107,11 +111,22 @@ class WindowLoader:
             self.close()
             self._open(epoch, start_step)
         for step in range(start_step, len(self)):
+            before = time.perf_counter()
             if not self._ready:
                 self._next_window()
             batch = self._ready.popleft()
             self._at = (epoch, step + 1) if step + 1 < len(self) else (epoch + 1, 0)
             yield batch
+            self._spend(time.perf_counter() - before)
+
+    def seconds_of(self, windows: range) -> float | None:
+        """Of each step of these windows: training it, and waiting for it to be loaded. None if one was not trained, or long
+        ago."""
+        found = [self._trained.get(window) for window in windows]
+        known = [each for each in found if each is not None]
+        if not known or len(known) < len(found):
+            return None
+        return sum(seconds for _, seconds in known) / sum(steps for steps, _ in known)
 
     def close(self) -> None:
         """End the thread, once all ranks have loaded what they began together."""
@@ -141,6 +156,13 @@ class WindowLoader:
         assert loaded, "as many steps are loaded as are asked for"
         self._ready.extend(loaded)
         self._delivered += 1
+        self._num_delivered, self._spent_s = len(loaded), 0.0
+
+    def _spend(self, seconds: float) -> None:
+        self._spent_s += seconds
+        if not self._ready:
+            self._trained[self._delivered] = (self._num_delivered, self._spent_s)
+            self._trained.pop(self._delivered - _REMEMBERED, None)
 
     def _release(self) -> None:
         """The window at hand is trained."""

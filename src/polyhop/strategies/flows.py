@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from polyhop.comm import Collective
-from polyhop.exchange import Halo, Seeds
+from polyhop.exchange import Halo
 from polyhop.graph import SharedGraph
 from polyhop.sample import MiniBatch
 from polyhop.sample.inclusion import to_sources
@@ -176,7 +176,7 @@ def _loaded(whole: MiniBatch, new_ids: Tensor, bounds: Tensor, copies: Sequence[
 def gather_flows(
     graph: SharedGraph,
     train_ids: Tensor,
-    seeds: Seeds,
+    chance: float,
     fan_outs: Sequence[int],
     line: Collective,
     *,
@@ -184,13 +184,13 @@ def gather_flows(
 ) -> Flows:
     """What a mini-batch is expected to move; the same on all ranks, which call it together.
 
-    ``cache_bytes``: of rows of others that a rank keeps, in ``data`` and in ``split``, each of which picks its own. Sends
+    ``train_ids``: local rows of own train nodes, each of which is a seed with probability ``chance``. ``cache_bytes``: of rows of others that a rank keeps, in ``data`` and in ``split``, each of which picks its own. Sends
     16 (P + 1) bytes a hop for each node of the halo.
     """
     part = graph.stored("what a mini-batch is expected to move")
     rank, num_ranks, hops = line.rank, line.num_ranks, len(fan_outs)
     start = torch.zeros(part.num_nodes, num_ranks + 1, dtype=torch.float64)
-    start[train_ids, rank] = start[train_ids, num_ranks] = min(1.0, seeds.batch_size / len(seeds))
+    start[train_ids, rank] = start[train_ids, num_ranks] = chance
     likely = included(part, start, fan_outs, line)
     degree = part.indptr.diff().double()
     draws = [degree if fanout < 0 else degree.clamp(max=fanout) for fanout in fan_outs]

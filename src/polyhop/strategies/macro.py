@@ -117,7 +117,9 @@ def build(
         counts = [1] * line.num_ranks  # pools differ with parts; all ranks must choose alike
         sizes = line.all_gather(torch.tensor([pool.capacity]), kind="sizes", counts=counts)
         facts = replace(plan.facts, slots=min(int(size) for size in sizes))
-        loader.after_window = SecondThoughts(facts, plan.k, loading, step.notes, step.step_seconds)
+        loader.after_window = SecondThoughts(
+            facts, plan.k, loading, step.notes, step.step_seconds, loader.seconds_of
+        )
     return step
 
 

@@ -2,7 +2,8 @@
 
 ``macro_plan`` decides; here is what it is told. Before the run: how likely every node is an input (one pass over the edges
 for each hop, by all ranks together), how fast the links are (measured), and a guess at the computing. After a few windows:
-how long steps and loading really took and how many rows there were, the worst over all ranks; all ranks choose alike.
+how long steps and loading really took and how many rows there were, the worst over all ranks; and from there on the clock:
+windows of other sizes are tried. All ranks choose alike.
 
 Legend: n own nodes, P ranks, L hops.
 """
@@ -25,11 +26,24 @@ from polyhop.errors import ConfigError
 from polyhop.exchange import Loaded, RowFormat
 from polyhop.graph import SharedGraph
 from polyhop.sample.reuse import Reuse, reuse_of_ranks
-from polyhop.strategies.macro_plan import Choice, Facts, Measured, choose, memory, revise, slots
+from polyhop.strategies.macro_climb import Climb
+from polyhop.strategies.macro_plan import (
+    Choice,
+    Facts,
+    Measured,
+    candidates,
+    choose,
+    fits,
+    memory,
+    revise,
+    slots,
+)
 
-__all__ = ["SecondThoughts", "gather_facts", "lowered", "most_facts"]
+__all__ = ["SecondThoughts", "gather_facts", "lowered", "most_facts", "ranks_to_a_core"]
 
-_RETHINK_AFTER = (2, 6, 14, 30)  # windows: the first ones have trained by then
+_RETHINK_AFTER = 2  # windows: the first one has trained by then
+_TIMED_STEPS = 8  # at least, of windows of one size
+_WORTH_WINDOWS = 8  # left in the run, for a size to be tried
 _CORES = 1024  # of a host, told apart
 _ID_BYTES = 2.5  # of a node asked for at a hop, and of the count that comes back
 _NODE_BYTES = 8 + 8 + 4 + 8  # of a mini-batch's input node, held: row, user's id, degree, bounds of its list
@@ -72,7 +86,7 @@ def gather_facts(
     link = measure_link(line)
     structure, edges, nodes = _sizes(hops, graph, num_neighbors, line)
     block_bytes = 4 * edges + _NODE_BYTES * nodes
-    crowding = _ranks_to_a_core(line)
+    crowding = ranks_to_a_core(line)
     is_sharing = crowding > 0.5  # each has a thread that loads beside the one that trains
     return Facts(
         num_steps,
@@ -101,7 +115,7 @@ def gather_facts(
     )
 
 
-def _ranks_to_a_core(line: Collective) -> float:
+def ranks_to_a_core(line: Collective) -> float:
     """On the fullest host: its ranks over the cores that they may run on, whether pinned or not. The same on all ranks."""
     cores = os.sched_getaffinity(0)
     told = torch.zeros(1 + _CORES, dtype=torch.int64)
@@ -193,7 +207,12 @@ def lowered(facts: Facts, size: int) -> Choice:
 
 
 class SecondThoughts:
-    """Called after each window, in the loading thread of every rank; answers with another k, or None."""
+    """Called after each window, in the loading thread of every rank; answers with another k, or None.
+
+    Once the first windows have trained, the facts are revised and k is chosen again; from there on windows of other sizes
+    are tried (``Climb``), timed where they train: ``seconds_of`` windows, waiting for rows included, None where one has not
+    trained.
+    """
 
     def __init__(
         self,
@@ -202,28 +221,74 @@ class SecondThoughts:
         line: Collective,
         notes: list[str],
         step_seconds: Callable[[], float],
+        seconds_of: Callable[[range], float | None],
     ) -> None:
         self._facts, self._line, self._notes = facts, line, notes
-        self._k, self._step_seconds = k, step_seconds
+        self._k, self._step_seconds, self._seconds_of = k, step_seconds, seconds_of
         self._seen: list[Loaded] = []
+        self._climb: Climb | None = None
+        self._timed = range(0)  # windows
+        self._num_steps = 0  # loaded so far
+
+    @property
+    def is_settled(self) -> bool:
+        """k changes no more. The same on all ranks."""
+        return self._climb is not None and self._climb.is_settled
 
     def __call__(self, loaded: Loaded) -> int | None:
+        self._num_steps += loaded.num_steps
+        if self.is_settled:
+            return None
+        if self._climb is not None:
+            return self._compare(self._climb, loaded.window)
         # The first has nothing to compare with: all its rows are new, and nothing trains beside it.
         if loaded.window:
             self._seen.append(loaded)
-        if loaded.window not in _RETHINK_AFTER:
-            return None
-        facts = revise(self._facts, self._measured().worst(self._line))
+        return self._rethink(loaded.window) if loaded.window == _RETHINK_AFTER else None
+
+    def _rethink(self, window: int) -> int | None:
+        """By the model, with what was measured so far."""
+        self._facts = revise(self._facts, self._measured().worst(self._line))
         self._seen.clear()
         try:
-            choice = choose(facts)
+            choice = choose(self._facts)
         except ConfigError:  # windows that do not fit are cut: slower than foreseen, but they go on
+            choice = None
+        if choice is not None and choice.k != self._k:
+            self._notes.append(f"after {window + 1} windows: {choice.reason}")
+            self._k = choice.k
+        self._climb = Climb(self._k, candidates(self._facts.num_steps))
+        self._time_from(window)
+        return self._k
+
+    def _time_from(self, window: int) -> None:
+        """The windows to time, after this one has loaded: the next is the first of its size, and is not waited for alike."""
+        self._timed = range(window + 2, window + 2 + max(1, math.ceil(_TIMED_STEPS / self._k)))
+
+    def _compare(self, climb: Climb, window: int) -> int | None:
+        if window < self._timed.stop + 1:  # while a window loads, the one before it trains
             return None
-        if choice.k == self._k:
+        pace = self._pace()
+        if pace is None:
+            self._time_from(window)
             return None
-        self._notes.append(f"after {loaded.window + 1} windows: {choice.reason}")
-        self._k = choice.k
-        return choice.k
+        before, self._k = self._k, climb.tell(pace, self._may_try)
+        if climb.is_settled:
+            self._notes.append(f"after {window + 1} windows: {_measured_line(climb)}")
+        self._time_from(window)
+        return self._k if self._k != before else None
+
+    def _pace(self) -> float | None:
+        """Seconds of a mini-batch in the windows timed, on the slowest rank; None if one has not trained on some rank."""
+        seconds = self._seconds_of(self._timed)
+        told = torch.tensor([-1.0 if seconds is None else seconds], dtype=torch.float64)
+        everyone = self._line.all_gather(told, kind="sizes", counts=[1] * self._line.num_ranks)
+        found = [float(each) for each in everyone]
+        return None if min(found) < 0 else max(found)
+
+    def _may_try(self, k: int) -> bool:
+        left = self._facts.num_steps * self._facts.num_epochs - self._num_steps
+        return k * _WORTH_WINDOWS <= left and fits(self._facts, k)
 
     def _measured(self) -> Measured:
         """Means over the windows seen."""
@@ -243,3 +308,11 @@ class SecondThoughts:
             load_cpu_s=mean(lambda one: one.cpu_s),
             block_bytes=mean(lambda one: one.block_bytes) / k,
         )
+
+
+def _measured_line(climb: Climb) -> str:
+    """For the user."""
+    times = {k: f"{1000 * seconds:.1f} ms" for k, seconds in climb.paces.items()}
+    chosen = f"windows of {climb.k}: {times.pop(climb.k)} a mini-batch measured"
+    others = ", ".join(f"{k}: {took}" for k, took in sorted(times.items()))
+    return f"{chosen} ({others})" if others else chosen

@@ -34,6 +34,7 @@ __all__ = [
     "Measured",
     "candidates",
     "choose",
+    "fits",
     "memory",
     "revise",
     "room",
@@ -165,7 +166,7 @@ def seconds(facts: Facts, k: int) -> float:
 def choose(facts: Facts) -> Choice:
     """The best k that fits. ConfigError if none does."""
     for given in (facts, replace(facts, is_overlapped=False)):  # without overlap one window must fit, not two
-        fitting = [k for k in candidates(given.num_steps) if _fits(given, k)]
+        fitting = [k for k in candidates(given.num_steps) if fits(given, k)]
         if fitting:
             times = {k: seconds(given, k) for k in fitting}
             best = min(times.values())
@@ -274,7 +275,8 @@ def _moving(facts: Facts, k: int) -> float:
     return facts.num_copies * new * facts.row_bytes
 
 
-def _fits(facts: Facts, k: int) -> bool:
+def fits(facts: Facts, k: int) -> bool:
+    """Whether windows of k fit the memory, or the pool that is there already."""
     if facts.slots is None:
         return memory(facts, k) <= facts.memory_bytes
     held = slots(facts, k) * facts.pool_row_bytes + _blocks(facts, k) + _moving(facts, k)
@@ -360,10 +362,10 @@ def _what_else(facts: Facts, k: int) -> str:
     larger = [other for other in candidates(facts.num_steps) if other > k]
     if not larger:
         return "that is the whole epoch"
-    if not _fits(facts, larger[0]):
+    if not fits(facts, larger[0]):
         given = f"the {_size(facts.memory_bytes)} given" if facts.slots is None else "the pool"
         return f"more would not fit {given}"
-    best = min((other for other in larger if _fits(facts, other)), key=lambda other: seconds(facts, other))
+    best = min((other for other in larger if fits(facts, other)), key=lambda other: seconds(facts, other))
     saved = round(100 * (1 - seconds(facts, best) / max(seconds(facts, k), 1e-12)))
     return f"{best} would save {saved} % more" if saved > 0 else "more would not be faster"
 
