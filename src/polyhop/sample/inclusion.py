@@ -25,7 +25,7 @@ from torch import Tensor
 from polyhop.graph.block import Block
 from polyhop.kernels import scatter_add_rows, spmm
 
-__all__ = ["inclusion"]
+__all__ = ["inclusion", "to_sources"]
 
 _CERTAIN = (
     -64.0
@@ -66,14 +66,14 @@ def inclusion(
         if is_symmetric and len(draws) > 1:
             in_vain = torch.stack(draws[1:]).sum(0) / total.clamp(min=1e-12)
         both = torch.cat([missed, in_vain], dim=1)
-        sums, vain = fold_back(_to_sources(block, both)).chunk(2, dim=1)
+        sums, vain = fold_back(to_sources(block, both)).chunk(2, dim=1)
         sums = torch.minimum(sums + reach * vain, torch.zeros_like(sums)) if is_symmetric else sums
         reach, total = -missed.clamp(min=_CERTAIN), -sums
         found.append(torch.maximum(found[-1], 1 - (1 - found[0]) * torch.exp(sums)))
     return found
 
 
-def _to_sources(block: Block, rows: Tensor) -> Tensor:
+def to_sources(block: Block, rows: Tensor) -> Tensor:
     """[S, C]: for every source of the block, the sum of the rows [D, C] of its edges' destinations."""
     if block.num_edges <= _MOST_TURNED:
         edges = block.transposed()

@@ -40,6 +40,7 @@ __all__ = [
     "crossings",
     "estimate",
     "expected",
+    "quiet",
 ]
 
 
@@ -144,9 +145,18 @@ class Seen:
 
 
 def crossings(
-    model: nn.Module, num_features: int, sizes: Sizes, *, num_plain: int = 1, sends_narrow: bool = True
+    model: nn.Module,
+    num_features: int,
+    sizes: Sizes,
+    *,
+    num_plain: int = 1,
+    sends_narrow: bool = True,
+    returns_inputs: bool = True,
 ) -> list[Seen]:
-    """Of each layer; found by running the model, as it will be trained, on a part without rows."""
+    """Of each layer; found by running the model, as it will be trained, on a part without rows.
+
+    ``returns_inputs``: gradients return to the first layer's rows as to all others, whether or not they need them.
+    """
     layered = as_layered(model)
     assert layered is not None, "the strategy asks for layers"
     parameter = next(model.parameters())
@@ -157,10 +167,14 @@ def crossings(
     )  # fmt: skip
     noted = [_Noted() for _ in range(layered.num_layers)]
     blocks = [
-        plain if at < num_plain else HaloBlock.of(plain, 0, channel, sizes, sends_narrow=sends_narrow)
+        plain
+        if at < num_plain
+        else HaloBlock.of(
+            plain, 0, channel, sizes, sends_narrow=sends_narrow, returns=at > 0 or returns_inputs
+        )
         for at, channel in enumerate(noted)
     ]
-    with torch.enable_grad(), _quiet(model):
+    with torch.enable_grad(), quiet(model):
         forward_of(model)(parameter.new_empty(0, num_features), tuple(blocks), None)
     return [channel.seen for channel in noted]
 
@@ -180,7 +194,7 @@ class _Noted:
 
 
 @contextmanager
-def _quiet(model: nn.Module) -> Iterator[None]:
+def quiet(model: nn.Module) -> Iterator[None]:
     """No dropout and no statistics inside."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()

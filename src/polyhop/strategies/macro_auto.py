@@ -39,7 +39,7 @@ from polyhop.strategies.macro_plan import (
     slots,
 )
 
-__all__ = ["SecondThoughts", "gather_facts", "lowered", "most_facts"]
+__all__ = ["SecondThoughts", "gather_facts", "lowered", "most_facts", "ranks_to_a_core"]
 
 _RETHINK_AFTER = 2  # windows: the first one has trained by then
 _TIMED_STEPS = 8  # at least, of windows of one size
@@ -86,7 +86,7 @@ def gather_facts(
     link = measure_link(line)
     structure, edges, nodes = _sizes(hops, graph, num_neighbors, line)
     block_bytes = 4 * edges + _NODE_BYTES * nodes
-    crowding = _ranks_to_a_core(line)
+    crowding = ranks_to_a_core(line)
     is_sharing = crowding > 0.5  # each has a thread that loads beside the one that trains
     return Facts(
         num_steps,
@@ -115,7 +115,7 @@ def gather_facts(
     )
 
 
-def _ranks_to_a_core(line: Collective) -> float:
+def ranks_to_a_core(line: Collective) -> float:
     """On the fullest host: its ranks over the cores that they may run on, whether pinned or not. The same on all ranks."""
     cores = os.sched_getaffinity(0)
     told = torch.zeros(1 + _CORES, dtype=torch.int64)

@@ -35,6 +35,8 @@ __all__ = [
     "checked_fan_outs",
     "halo_inclusion",
     "hot_rows",
+    "hottest",
+    "included",
     "part_inclusion",
     "part_inclusion_by_hop",
     "part_work",
@@ -162,10 +164,10 @@ def part_inclusion_by_hop(
     part = graph.stored("what nodes are read most")
     start = torch.zeros(part.num_nodes, line.num_ranks, dtype=torch.float64)
     start[train_ids, line.rank] = min(1.0, seeds.batch_size / len(seeds))
-    return _included(part, start, fan_outs, line)
+    return included(part, start, fan_outs, line)
 
 
-def _included(part: Part, start: Tensor, fan_outs: Sequence[int], line: Collective) -> list[Tensor]:
+def included(part: Part, start: Tensor, fan_outs: Sequence[int], line: Collective) -> list[Tensor]:
     """Of own nodes [n, K], by hop; what sums over own edges say of the halo goes to its owners."""
     halo = Halo(part, line)
 
@@ -184,7 +186,7 @@ def halo_inclusion(
     start = torch.zeros(part.num_nodes, 1, dtype=torch.float64)
     start[train_ids] = min(1.0, seeds.batch_size / len(seeds))
     *before, last = fan_outs
-    known, block = _included(part, start, before, line)[-1][:, 0], part.block()
+    known, block = included(part, start, before, line)[-1][:, 0], part.block()
     degree = block.drawn.double().clamp(min=1)
     draws = known * (degree if last < 0 else degree.clamp(max=last)) / degree
     missed = torch.log1p(-draws.clamp(max=1 - 1e-12))
@@ -197,17 +199,23 @@ def halo_inclusion(
 def hot_rows(likely: Tensor, graph: SharedGraph, cache_bytes: int, line: Collective) -> Tensor:
     """int64, ascending new ids: the remote nodes that this rank reads most, as many as fit the cache."""
     row_bytes = 8 + 4 * max(1, graph.num_features)  # as kept: floats, and the id to find them by
-    most = cache_bytes // row_bytes
+    return hottest(likely, graph.part.start, cache_bytes // row_bytes, line)[:, 0].long().sort().values
+
+
+def hottest(likely: Tensor, start: int, most: int, line: Collective) -> Tensor:
+    """float64 [k, 2]: new ids of the ``most`` remote nodes that this rank reads most, and how likely it does.
+
+    ``likely`` float64 [n, P] is of own nodes, from ``start`` on, and all ranks. All call it together.
+    """
     offered = []
     for rank in range(line.num_ranks):
         column = likely[:, rank] if rank != line.rank else likely[:0, rank]
         best = torch.sort(column, descending=True, stable=True).indices[:most]
         best = best[column[best] > 0]
-        ids = (best + graph.part.start).double()  # exact up to 2^53
+        ids = (best + start).double()  # exact up to 2^53
         offered.append(torch.stack([ids, column[best]], dim=1))
     found = torch.cat(line.all_to_all(offered, kind="ids"))
-    order = torch.sort(found[:, 1], descending=True, stable=True).indices[:most]
-    return found[order, 0].long().sort().values
+    return found[torch.sort(found[:, 1], descending=True, stable=True).indices[:most]]
 
 
 class PartStep:

@@ -1,0 +1,183 @@
+"""Which strategy, and how deep a split, is expected to take least time: arithmetic on what a step asks of every rank.
+
+Sampling and loading run ahead in a thread of their own, beside training. Of rank r, with c ranks to a core:
+
+    ahead_r   rounds * latency + bytes / bandwidth + max(1, c) * CPU of nodes, edges, rows, messages and their bytes
+    train_r   rounds * latency + bytes / bandwidth + max(1, c) * CPU of aggregated values, products, messages
+    step      the largest of
+                  max_r ahead_r, max_r train_r         whichever is slower sets the pace; ranks wait for the slowest
+                  max_r bytes of both / bandwidth      both use one link
+                  c * mean_r CPU of both               both use the same cores, where there are fewer than threads
+              or max_r ahead_r + max_r train_r where nothing runs ahead
+
+All strategies here train the same mini-batches to the same weights, to rounding; fewer bits are approximate and are looked
+at only where the user allows them.
+
+Legend: P ranks, L layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from polyhop.comm import Cost
+from polyhop.strategies.flows import Flows
+from polyhop.strategies.shape import Shape
+from polyhop.strategies.work import Variant, Work, work_of
+
+__all__ = ["Ranked", "Rates", "Seconds", "expected", "ranked", "reason", "seconds", "variants"]
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What ranks can do in a second; the same on all of them."""
+
+    bytes_per_s: float  # that a rank sends while all do
+    latency_s: float  # of a round of messages between all ranks
+    gather_bytes_per_s: float  # of input rows read and put together, on one core
+    values_per_s: float  # aggregated
+    flops_per_s: float  # of products
+    node_s: float  # to sample: of a node that is asked for, looked up, renumbered
+    edge_s: float  # of a drawn edge
+    message_s: float  # CPU of a message, at both ends
+    byte_s: float  # CPU of a byte, at both ends
+    crowding: float = 0.0  # ranks to a core
+    is_overlapped: bool = True  # loading runs ahead of training
+
+    @property
+    def is_sharing(self) -> bool:
+        """Whether the two threads of a rank compete for cores."""
+        return self.crowding > 0.5
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Of a step, and of what it is made of."""
+
+    step: float
+    ahead: float  # the slowest rank's sampling and loading, with nothing beside it
+    train: float
+    link: float  # the busiest rank's bytes
+    compute: float  # of the cores that ranks share; 0 where each thread has its own
+
+
+def seconds(works: Sequence[Work], rates: Rates) -> Seconds:
+    """``works``: of every rank."""
+    crowd = max(1.0, rates.crowding)
+    ahead_cpu = [_ahead_cpu(work, rates) for work in works]
+    train_cpu = [_train_cpu(work, rates) for work in works]
+    ahead = max(_wire(work.ahead, rates) + crowd * cpu for work, cpu in zip(works, ahead_cpu, strict=True))
+    train = max(_wire(work.train, rates) + crowd * cpu for work, cpu in zip(works, train_cpu, strict=True))
+    link = max(work.cost.total_bytes for work in works) / rates.bytes_per_s
+    compute = 0.0
+    if rates.is_sharing:
+        compute = rates.crowding * (sum(ahead_cpu) + sum(train_cpu)) / len(works)
+    step = max(ahead, train, link, compute) if rates.is_overlapped else ahead + train
+    return Seconds(step, ahead, train, link, compute)
+
+
+def _wire(cost: Cost, rates: Rates) -> float:
+    return cost.rounds * rates.latency_s + cost.total_bytes / rates.bytes_per_s
+
+
+def _messages_cpu(cost: Cost, rates: Rates) -> float:
+    return cost.total_messages * rates.message_s + cost.total_bytes * rates.byte_s
+
+
+def _ahead_cpu(work: Work, rates: Rates) -> float:
+    sampled = work.nodes * rates.node_s + work.drawn * rates.edge_s
+    return sampled + work.loaded_bytes / rates.gather_bytes_per_s + _messages_cpu(work.ahead, rates)
+
+
+def _train_cpu(work: Work, rates: Rates) -> float:
+    computed = work.values / rates.values_per_s + work.flops / rates.flops_per_s
+    return computed + _messages_cpu(work.train, rates)
+
+
+# Ranking
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A variant and the time that it is expected to take."""
+
+    variant: Variant
+    seconds: Seconds
+
+
+def variants(
+    num_layers: int,
+    *,
+    has_cache: bool = False,
+    by_columns: bool = True,
+    bits: Iterable[int] = (),
+    strategies: Sequence[str] = ("data", "split", "pushpull"),
+) -> list[Variant]:
+    """Ways to train, the plainest first. ``has_cache``: there is memory for rows of others; ``by_columns``: the model's
+    first layer can be computed by columns; ``bits``: widths that the user allows besides exact values."""
+    found = []
+    if "data" in strategies:
+        found.append(Variant("data"))
+        found += [Variant("data", has_cache=True)] if has_cache else []
+    if "split" in strategies:
+        # Copies cost nothing in a step, so where there is memory for them they are made.
+        for width in (32, *bits):
+            found += [Variant("split", k, has_cache, width) for k in range(num_layers, 0, -1)]
+    if "pushpull" in strategies and by_columns:
+        found.append(Variant("pushpull"))
+    return found
+
+
+def expected(
+    flows: Flows, shape: Shape, among: Iterable[Variant]
+) -> dict[Variant, list[Work]]:  # fmt: skip
+    """What a step of each variant asks of every rank."""
+    return {each: [work_of(flows, shape, each, rank) for rank in range(flows.num_ranks)] for each in among}
+
+
+def ranked(works: Mapping[Variant, Sequence[Work]], rates: Rates) -> list[Ranked]:
+    """The fastest first; of equals, in the order given."""
+    timed = [Ranked(variant, seconds(each, rates)) for variant, each in works.items()]
+    return sorted(timed, key=lambda each: each.seconds.step)
+
+
+def reason(order: Sequence[Ranked], most: int = 4) -> str:
+    """One line for the user: the first of the order, and what some of the others would take."""
+    best, *others = order
+    told = [f"{_name(best.variant)}: {_time(best.seconds.step)} a step expected, {_bound(best.seconds)}"]
+    seen, listed = {best.variant.strategy}, list[Ranked]()
+    for each in others:  # of every other strategy the best first, then the rest
+        if each.variant.strategy not in seen:
+            seen.add(each.variant.strategy)
+            listed.append(each)
+    listed += [each for each in others if each not in listed]
+    if listed:
+        told.append(", ".join(f"{each.variant} {_time(each.seconds.step)}" for each in listed[:most]))
+    return "; ".join(told)
+
+
+def _name(variant: Variant) -> str:
+    if variant.strategy != "split":
+        return str(variant)
+    layers = "the layer" if variant.depth == 1 else f"the {variant.depth} layers"
+    said = f"split {layers} nearest the inputs"
+    said += ", with copies" if variant.has_cache else ""
+    return said if variant.bits == 32 else f"{said}, in {variant.bits} bits"
+
+
+def _bound(found: Seconds) -> str:
+    """What sets the pace."""
+    slow = {
+        found.compute: "the cores are busy",
+        found.link: "the links are busy",
+        found.train: "training is slower than loading",
+        found.ahead: "loading is slower than training",
+    }
+    return slow[max(slow)]
+
+
+def _time(value: float) -> str:
+    if value >= 1:
+        return f"{value:.1f} s"
+    return f"{value * 1e3:.3g} ms" if value < 0.1 else f"{value * 1e3:.0f} ms"
