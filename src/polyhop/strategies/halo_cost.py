@@ -144,9 +144,18 @@ class Seen:
 
 
 def crossings(
-    model: nn.Module, num_features: int, sizes: Sizes, *, num_plain: int = 1, sends_narrow: bool = True
+    model: nn.Module,
+    num_features: int,
+    sizes: Sizes,
+    *,
+    num_plain: int = 1,
+    sends_narrow: bool = True,
+    inputs_return: bool = True,
 ) -> list[Seen]:
-    """Of each layer; found by running the model, as it will be trained, on a part without rows."""
+    """Of each layer; found by running the model, as it will be trained, on a part without rows.
+
+    ``inputs_return=False``: the first layer counts gradients of what it sends only where it maps rows before.
+    """
     layered = as_layered(model)
     assert layered is not None, "the strategy asks for layers"
     parameter = next(model.parameters())
@@ -157,7 +166,11 @@ def crossings(
     )  # fmt: skip
     noted = [_Noted() for _ in range(layered.num_layers)]
     blocks = [
-        plain if at < num_plain else HaloBlock.of(plain, 0, channel, sizes, sends_narrow=sends_narrow)
+        plain
+        if at < num_plain
+        else HaloBlock.of(
+            plain, 0, channel, sizes, sends_narrow=sends_narrow, returns=at > 0 or inputs_return
+        )
         for at, channel in enumerate(noted)
     ]
     with torch.enable_grad(), _quiet(model):
