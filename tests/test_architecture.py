@@ -83,6 +83,7 @@ GROUND = {
         "loader",
         "pool",
         "quantised",
+        "wanted",
         "widths",
     },
     "nn": {"conv", "halo", "layer", "model", "modules", "rows", "scale"},

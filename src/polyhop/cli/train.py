@@ -137,6 +137,14 @@ def command(
             show_default=False,
         ),
     ] = None,
+    split_sums: Annotated[
+        bool,
+        typer.Option(
+            "--split-sums/--no-split-sums",
+            help="Strategy split sends sums of rows where they are fewer bytes than the rows.",
+            rich_help_panel="Ranks",
+        ),
+    ] = True,
     delta: Annotated[
         bool,
         typer.Option(
@@ -320,6 +328,7 @@ def command(
         "aggregate_inputs": aggregate_inputs,
         "macro": int(macro) if macro.isdecimal() else macro,
         "split_depth": split_depth,
+        "split_sums": split_sums,
         "delta": delta,
         "share_variates": share_variates,
         "bits": int(bits) if bits.isdecimal() else bits,

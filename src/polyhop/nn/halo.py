@@ -33,12 +33,13 @@ def over_halo(layer: Any, x: Tensor, block: HaloBlock, carried: Tensor | None, k
     width = math.prod(like.shape[1:]) * (1 if block.returns else 2)
     is_narrow = block.sends_narrow and width <= x.shape[1]
     crosses_mapped = like is none or is_narrow or block.shards is not None
-    reader = _Reader(layer, block)
+    reader = _Reader(layer, block, crosses_mapped)
     if crosses_mapped:
         m = layer.transform(x, map_first)
         m, tail, arrive = block.channel.leave(m, block.first, reader, _sums(layer, block, m))
     else:
-        x, _, arrive = block.channel.leave(x, block.first, reader)
+        # Sums are mapped as rows are, where it makes no difference which comes first.
+        x, _, arrive = block.channel.leave(x, block.first, reader, _sums(layer, block, x))
         m = layer.transform(x, map_first)
         tail = m[block.first :]
     pieces = _Pieces(layer, map_first, own, carried, block.central.num_dst, key)
@@ -61,9 +62,12 @@ class _Reader:
 
     layer: Any
     block: HaloBlock
+    is_mapped: bool = True  # what crosses
 
     @property
     def is_linear(self) -> bool:
+        if not (self.is_mapped or self.layer.maps_linearly):
+            return False
         return self.layer.linear(self.block.central, torch.float32) is not None
 
     def weights(self) -> Tensor:

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from polyhop.comm import Cost
+from polyhop.exchange.wanted import Price, Wanted
 from polyhop.kernels import quantised_bytes
 from polyhop.sample import MiniBatch
 from polyhop.sample.wire import Wire
 from polyhop.strategies.data_cost import account_gradients
 
-__all__ = ["Asked", "Facts", "account", "asked", "estimate"]
+__all__ = ["Asked", "Facts", "Shares", "account", "asked", "estimate", "shares"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,12 +31,36 @@ class Asked:
     reader: int
     owner: int
     rows: Tensor  # int64, within the owner
+    wanted: Wanted | None = None  # where sums may cross: which
+    size: int = 0  # nodes of the owner
+
+    @property
+    def num_crossing(self) -> int:
+        """Rows that cross, sums included."""
+        return self.rows.numel() if self.wanted is None else self.wanted.num_crossing
+
+    @property
+    def told(self) -> Tensor:
+        """int64: what the owner is told."""
+        return self.rows if self.wanted is None else self.wanted.numbers(self.size)
+
+    @property
+    def num_entries(self) -> int:
+        """Edges that are in sums."""
+        return 0 if self.wanted is None else self.wanted.entry.numel()
 
 
-def asked(batch: MiniBatch, new_ids: Tensor, bounds: Tensor) -> list[Asked]:
+def asked(
+    batch: MiniBatch,
+    new_ids: Tensor,
+    bounds: Tensor,
+    prices: Sequence[Price | None] | None = None,
+    wire: Wire | None = None,
+) -> list[Asked]:
     """All that crosses in a step, computed from the whole mini-batch as one process draws it.
 
-    ``new_ids`` int64 [N] and ``bounds`` int64 [P + 1] say who owns what.
+    ``new_ids`` int64 [N] and ``bounds`` int64 [P + 1] say who owns what; ``prices``, with the wire: of each layer, where
+    sums may cross.
     """
     found, num_ranks = [], bounds.numel() - 1
     for layer, block in enumerate(batch.blocks):
@@ -48,8 +73,14 @@ def asked(batch: MiniBatch, new_ids: Tensor, bounds: Tensor) -> list[Asked]:
         for p in range(num_ranks):
             for q in range(num_ranks):
                 if p != q:
-                    rows = torch.unique(ids[(reader == p) & (lender == q)]) - bounds[q]
-                    found.append(Asked(layer, p, q, rows))
+                    is_theirs = (reader == p) & (lender == q)
+                    rows, place = torch.unique(ids[is_theirs], return_inverse=True)
+                    rows, price = rows - bounds[q], None if prices is None else prices[layer]
+                    wanted, size = None, int(bounds[q + 1] - bounds[q])
+                    if price is not None and wire is not None:
+                        to = sources[at[is_theirs]] - bounds[p]
+                        wanted = Wanted.of(rows, place, to, size, price, wire)
+                    found.append(Asked(layer, p, q, rows, wanted, size))
     return found
 
 
@@ -74,9 +105,10 @@ def account(
         count[kind] += size > 0
 
     for each in messages:
-        size = _row_bytes(each.rows.numel(), columns[each.layer], value_bytes, bits)
+        size = _row_bytes(each.num_crossing, columns[each.layer], value_bytes, bits)
         if each.reader == rank:
-            add("ids", wire.request_bytes(each.rows))
+            add("ids", wire.request_bytes(each.told))
+            add("ids", 4 * each.num_entries if wire.is_weighted else 0)
             add("hidden", size if returns[each.layer] else 0)
         if each.owner == rank:
             add("hidden", size)
@@ -89,6 +121,26 @@ def _row_bytes(num_rows: int, columns: int, value_bytes: int, bits: int) -> int:
     if bits == 32:
         return num_rows * columns * value_bytes
     return quantised_bytes(torch.full((num_rows,), bits, dtype=torch.uint8), columns)
+
+
+@dataclass(frozen=True, eq=False)
+class Shares:
+    """What sums change, of each layer and pair of ranks: float64 [L, P, P], readers first."""
+
+    rows: Tensor  # rows and sums that cross, over rows asked for
+    entry_bytes: Tensor  # of entries, for every row asked for
+
+
+def shares(found: Sequence[Asked], num_layers: int, num_ranks: int, wire: Wire) -> Shares:
+    """Of what some mini-batches ask for (``asked``, with prices): drawn as training draws them, but before it."""
+    counts = torch.zeros(3, num_layers, num_ranks, num_ranks, dtype=torch.float64)
+    for each in found:
+        entries = wire.request_bytes(each.told) - wire.request_bytes(each.rows)
+        entries += 4 * each.num_entries if wire.is_weighted else 0
+        size = torch.tensor([each.rows.numel(), each.num_crossing, entries], dtype=torch.float64)
+        counts[:, each.layer, each.reader, each.owner] += size
+    asked_for = counts[0].clamp(min=1)
+    return Shares(torch.where(counts[0] > 0, counts[1] / asked_for, 1.0), counts[2] / asked_for)
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,6 +161,7 @@ class Facts:
     num_ranks: int
     value_bytes: int = 4
     bits: int = 32
+    shares: Shares | None = None  # None: no sums cross
 
 
 def estimate(facts: Facts, rank: int) -> Cost:
@@ -128,7 +181,11 @@ def estimate(facts: Facts, rank: int) -> Cost:
         total = torch.zeros(degree.numel() * facts.num_ranks, dtype=torch.float64).index_add(0, place, misses)
         rows = -torch.expm1(total).view(-1, facts.num_ranks)  # [N, P]: does a rank ask for the node?
         row = _row_bytes(1, facts.columns[layer], facts.value_bytes, facts.bits)
-        wanted, lent = float(rows[:, rank].sum()), float(rows[facts.owner == rank].sum())
+        by_owner = rows.new_zeros(facts.num_ranks, facts.num_ranks).index_add(0, facts.owner, rows)
+        if facts.shares is not None:
+            ids += float((by_owner[:, rank] * facts.shares.entry_bytes[layer, rank]).sum())
+            by_owner = by_owner * facts.shares.rows[layer].T
+        wanted, lent = float(by_owner[:, rank].sum()), float(by_owner[rank].sum())
         hidden += row * (lent + (wanted if facts.returns[layer] else 0.0))
         ids += sum(
             _request_bytes(float(rows[facts.owner == q, rank].sum()), int((facts.owner == q).sum()))

@@ -82,6 +82,7 @@ class Config:
         32  # of a value between layers: 1 | 2 | 4 | 8 | 16 | 32, in strategy "halo" also adaptive | delta | random
     )
     split_depth: int | None = None  # layers that strategy "split" splits, from the inputs; None = all
+    split_sums: bool = True  # strategy "split" sends sums of rows where they are fewer bytes than the rows
     bits_lambda: float = 0.5  # of adaptive bits: 0 only time counts, 1 only variance
     bits_group: int = 100  # messages that share a width
     bits_period: int = 50  # epochs between choices of widths
