@@ -1,4 +1,4 @@
-"""Groups of ranks that split slices of a mini-batch: the weights of one process, and nothing but sums of gradients leaves one."""
+"""Groups of ranks that split slices of a mini-batch: the weights of one process; only sums of gradients leave a group."""
 
 from __future__ import annotations
 

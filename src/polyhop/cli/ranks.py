@@ -136,8 +136,10 @@ def share_of(
     num_parts: int | None = None,
     features: str = "auto",
 ) -> SharedGraph:
-    """This rank's share of the graph, cut into ``num_parts`` (None: one for each rank; else rank r holds part r modulo that);
-    ``features``: where rows of a folder of parts are kept."""
+    """This rank's share of the graph; ``features``: where rows of a folder of parts are kept.
+
+    ``num_parts``: that the graph is cut into (None: one for each rank); rank r holds part r modulo their number.
+    """
     import torch
 
     from polyhop.datasets import is_procedural, procedural_recipe
