@@ -35,13 +35,15 @@ def is_first_process() -> bool:
     return not is_rank_process() or os.environ.get("RANK", "0") == "0"
 
 
-def check_parts(parts: Path, recipe: Recipe, num_ranks: int | None, *, is_whole: bool) -> None:
+def check_parts(
+    parts: Path, recipe: Recipe, num_ranks: int | None, num_groups: int = 1, *, is_whole: bool
+) -> None:
     """PartitionError unless the folder is one of the recipe's graph, for so many ranks; ``is_whole``: with every file."""
     from polyhop.partition import open_parts
 
     folder = open_parts(parts)
     if num_ranks is not None:
-        folder.check_ranks(num_ranks)
+        folder.check_ranks(num_ranks, num_groups)
     if is_whole:
         folder.check_sizes()
     _check_graph(folder, recipe)
@@ -86,16 +88,17 @@ def train_rank(
     method: str,
 ) -> Result:
     """Train as one rank; a restarted rank goes on from the last checkpoint."""
+    from polyhop.comm import group_size
     from polyhop.train.together import share_value
     from polyhop.trainer import Trainer
 
-    line = context.comm
+    line, groups = context.comm, options.get("split_groups", 1)
+    num_parts = group_size(line.num_ranks, groups)
     folder = Path(share_value(str(folder), line))  # ranks that started apart may have named it apart
     if context.engine == "torchrun" and line.rank == 0 and parts is not None and parts.exists():
-        check_parts(parts, recipe, line.num_ranks, is_whole=False)
-    held = share_of(
-        line, recipe, parts, method, options["seed"], features=options.get("feature_store", "auto")
-    )
+        check_parts(parts, recipe, line.num_ranks, groups, is_whole=False)
+    features = options.get("feature_store", "auto")
+    held = share_of(line, recipe, parts, method, options["seed"], num_parts=num_parts, features=features)
     recipe = recipe.fitted(held)
     model = recipe.build(options["seed"])
     if context.attempt > 0:
@@ -130,9 +133,13 @@ def share_of(
     method: str,
     seed: int,
     *,
+    num_parts: int | None = None,
     features: str = "auto",
 ) -> SharedGraph:
-    """This rank's share of the graph; ``features``: where rows of a folder of parts are kept."""
+    """This rank's share of the graph; ``features``: where rows of a folder of parts are kept.
+
+    ``num_parts``: that the graph is cut into (None: one for each rank); rank r holds part r modulo their number.
+    """
     import torch
 
     from polyhop.datasets import is_procedural, procedural_recipe
@@ -141,15 +148,15 @@ def share_of(
     from polyhop.partition.record import Partition
     from polyhop.train.together import share_value
 
+    num_parts = line.num_ranks if num_parts is None else num_parts
+    index = line.rank % num_parts
     if is_procedural(recipe.source):
-        return procedural_share(
-            *procedural_recipe(recipe.source), line.rank, line.num_ranks, name=recipe.source
-        )
+        return procedural_share(*procedural_recipe(recipe.source), index, num_parts, name=recipe.source)
     chosen = default_method() if method == "auto" else method
     if parts is not None:
         if line.rank == 0 and not parts.exists():
             graph = recipe.load()
-            save_parts(graph, partition(graph, line.num_ranks, chosen, seed=seed), parts)
+            save_parts(graph, partition(graph, num_parts, chosen, seed=seed), parts)
         share_value(True, line)  # nobody opens it before it is there
         if not parts.exists():
             raise PartitionError(
@@ -158,15 +165,15 @@ def share_of(
             )
         folder = open_parts(parts)
         _agree(line, f"folder {parts}", folder.about)
-        return folder.share(line.rank, line.num_ranks, features=features)
+        return folder.share(index, num_parts, features=features)
     graph = recipe.load()
     _agree(line, f"graph {recipe.source}", fingerprint_graph(graph))
     if line.rank == 0:
-        owner = partition(graph, line.num_ranks, chosen, seed=seed).owner
+        owner = partition(graph, num_parts, chosen, seed=seed).owner
     else:
         owner = torch.empty(graph.num_nodes, dtype=torch.int32)
     owner = line.broadcast(owner.to(line.device), kind="ids").cpu()
-    return share(graph, Partition(owner, line.num_ranks, chosen, seed), line.rank)
+    return share(graph, Partition(owner, num_parts, chosen, seed), index)
 
 
 def _agree(line: Collective, what: str, facts: dict[str, Any]) -> None:

@@ -13,6 +13,9 @@ Options: ``split_depth`` k: only the k layers nearest the inputs are split, rank
 ``cache_bytes``: input rows of the nodes elsewhere that are read most are copied to every reader at the start; ``bits``: rows
 between layers, and their gradients, as unbiased integers of so many bits; ``split_sums``: where a layer sums what it reads,
 a destination's sum over rows of one rank crosses in place of the rows wherever that is fewer bytes, lists of them included.
+``split_groups``: the team's ranks form G groups (hosts) that hold all parts each; a group takes a slice of every
+mini-batch's seeds and splits that, all as above with P / G ranks, and nothing leaves it but sums of gradients, one part in
+P / G of them.
 
 Bytes a rank sends per step (P ranks, L layers, k_hq ids that it asks of rank q at hop h, s_lr rows of layer l that rank r
 asked of it, D_l columns that cross at layer l):
@@ -79,7 +82,7 @@ class Config:
 
 def hold(graph: SharedGraph, placement: Placement, team: Team, config: Config) -> HeldPart:
     """What evaluation needs of this rank's part."""
-    return HeldPart(graph, placement, team.line, _fetch(graph, config))
+    return HeldPart(graph, placement, team.group, _fetch(graph, config))
 
 
 def _fetch(graph: SharedGraph, config: Config) -> RowFetch:
@@ -120,16 +123,17 @@ def build(
     seeds = Seeds(
         part.facts_of(train_ids)[0],
         train_ids + part.start,
-        team.line,
+        team.group,
         seed=config.seed,
         batch_size=config.batch_size,
+        group=(team.group_index, team.num_groups),
     )
     if len(seeds) == 0:
         raise ConfigError(
             "the train set is empty: no node is both in the train split and labelled (label -1 = none)"
         )
     fetch = _fetch(graph, config)
-    copies = _copies(graph, train_ids, seeds, fan_outs, config, fetch, team.line)
+    copies = _copies(graph, train_ids, seeds, fan_outs, config, fetch, team.group)
     wire = Wire(graph.num_nodes, part.edge_weight is not None)
     sampler = SharedSampler(
         part, fan_outs, wire, seed=config.seed, method=config.sampler, depth=depth,
@@ -137,7 +141,7 @@ def build(
         prices=_prices(model, graph, config, whole.placement) if config.split_sums else None,
     )  # fmt: skip
     loader = SharedLoader(
-        team.line.fork(), sampler, fetch, seeds, prefetch=config.prefetch, copies=copies, trace=trace
+        team.group.fork(), sampler, fetch, seeds, prefetch=config.prefetch, copies=copies, trace=trace
     )
     return _SplitStep(model, loader, whole.placement, (loss, terms_per_row), int(config.bits), trace, team)
 
@@ -196,9 +200,9 @@ class _SplitStep:
         self._model, self._forward = as_layered(model), forward_of(model)
         self.loader, self._placement = loader, placement
         (self._loss, self._terms_per_row), self._bits, self._trace = loss, bits, trace
-        self._line = team.line.fork()
+        self._line = team.group.fork()
         parameters = [p for p in model.parameters() if p.requires_grad]
-        self._sum = GradientSum(parameters, team.line, asks_to_stop=team.asks_to_stop)
+        self._sum = GradientSum(parameters, team.summing, asks_to_stop=team.asks_to_stop)
         self.columns: list[int] = []  # that cross at each layer, once a step was made
 
     @property

@@ -95,8 +95,15 @@ def account(
     returns: Sequence[bool],
     value_bytes: int = 4,
     bits: int = 32,
+    num_groups: int = 1,
 ) -> Cost:
-    """What ``rank`` sends in one step, to the byte. ``columns`` cross at each layer; ``returns``: gradients of them do."""
+    """What ``rank`` sends in one step, to the byte. ``columns`` cross at each layer; ``returns``: gradients of them do.
+
+    In groups, ``rank`` and ``num_ranks`` are of all ranks, ``messages`` of the slice that the rank's group splits.
+    """
+    gradients = account_gradients(bucket_sizes, value_bytes, num_ranks, rank, num_groups)
+    num_ranks //= num_groups
+    rank %= num_ranks
     sent = {"ids": 0, "hidden": 0, "sizes": 8 * (num_ranks - 1) * len(columns)}
     count = {"ids": 0, "hidden": 0, "sizes": (num_ranks - 1) * len(columns)}
 
@@ -114,7 +121,7 @@ def account(
             add("hidden", size)
     kinds = [kind for kind in sent if sent[kind]]
     rows = Cost({kind: sent[kind] for kind in kinds}, {kind: count[kind] for kind in kinds})
-    return rows + account_gradients(bucket_sizes, value_bytes, num_ranks, rank)
+    return rows + gradients
 
 
 def _row_bytes(num_rows: int, columns: int, value_bytes: int, bits: int) -> int:
@@ -149,19 +156,20 @@ class Facts:
 
     indptr: Tensor  # int64 [N + 1]: in-edges
     indices: Tensor  # [E]: sources
-    owner: Tensor  # int64 [N]: rank of each node
+    owner: Tensor  # int64 [N]: rank of each node, in its group
     likely: Sequence[
         Tensor
-    ]  # [L] float64 [N]: is a node in the mini-batch's frontier before each hop, seeds first
+    ]  # [L] float64 [N]: is a node in the frontier of the mini-batch (a group's slice of it) before each hop, seeds first
     num_neighbors: Sequence[int]
     columns: Sequence[int]  # that cross at each layer, input layer first
     returns: Sequence[bool]
     wire: Wire
     bucket_sizes: Sequence[int]
-    num_ranks: int
+    num_ranks: int  # of all groups
     value_bytes: int = 4
     bits: int = 32
     shares: Shares | None = None  # None: no sums cross
+    num_groups: int = 1
 
 
 def estimate(facts: Facts, rank: int) -> Cost:
@@ -171,17 +179,21 @@ def estimate(facts: Facts, rank: int) -> Cost:
     source = facts.indices.long()
     is_far = facts.owner[source] != reader
     ids = hidden = 0.0
-    peers = facts.num_ranks - 1
+    gradients = account_gradients(
+        facts.bucket_sizes, facts.value_bytes, facts.num_ranks, rank, facts.num_groups
+    )
+    num_ranks = facts.num_ranks // facts.num_groups
+    rank, peers = rank % num_ranks, num_ranks - 1
     for hop, fanout in enumerate(facts.num_neighbors):
         layer = len(facts.num_neighbors) - 1 - hop
         draws = degree.double() if fanout < 0 else degree.clamp(max=fanout).double()
         chance = facts.likely[hop] * draws / degree.clamp(min=1)
         misses = torch.log1p(-torch.repeat_interleave(chance, degree)[is_far].clamp(max=1 - 1e-12))
-        place = source[is_far] * facts.num_ranks + reader[is_far]
-        total = torch.zeros(degree.numel() * facts.num_ranks, dtype=torch.float64).index_add(0, place, misses)
-        rows = -torch.expm1(total).view(-1, facts.num_ranks)  # [N, P]: does a rank ask for the node?
+        place = source[is_far] * num_ranks + reader[is_far]
+        total = torch.zeros(degree.numel() * num_ranks, dtype=torch.float64).index_add(0, place, misses)
+        rows = -torch.expm1(total).view(-1, num_ranks)  # [N, P]: does a rank ask for the node?
         row = _row_bytes(1, facts.columns[layer], facts.value_bytes, facts.bits)
-        by_owner = rows.new_zeros(facts.num_ranks, facts.num_ranks).index_add(0, facts.owner, rows)
+        by_owner = rows.new_zeros(num_ranks, num_ranks).index_add(0, facts.owner, rows)
         if facts.shares is not None:
             ids += float((by_owner[:, rank] * facts.shares.entry_bytes[layer, rank]).sum())
             by_owner = by_owner * facts.shares.rows[layer].T
@@ -189,7 +201,7 @@ def estimate(facts: Facts, rank: int) -> Cost:
         hidden += row * (lent + (wanted if facts.returns[layer] else 0.0))
         ids += sum(
             _request_bytes(float(rows[facts.owner == q, rank].sum()), int((facts.owner == q).sum()))
-            for q in range(facts.num_ranks)
+            for q in range(num_ranks)
             if q != rank
         )
     hops = len(facts.num_neighbors)
@@ -197,7 +209,7 @@ def estimate(facts: Facts, rank: int) -> Cost:
         {"ids": ids, "hidden": hidden, "sizes": 8.0 * peers * hops},
         {"ids": peers * hops, "hidden": peers * (hops + sum(facts.returns)), "sizes": peers * hops},
     )
-    return found + account_gradients(facts.bucket_sizes, facts.value_bytes, facts.num_ranks, rank)
+    return found + gradients
 
 
 def _request_bytes(count: float, size: int) -> float:
