@@ -221,7 +221,9 @@ def run_epoch(
     """((traffic, what left the group) of every step, columns that cross at each layer)."""
     held, team = share_of(line, graph, owner, num_groups), Team(line, num_groups=num_groups)
     model = model_of(name, graph).double()
-    config = split.Config(num_neighbors=FAN_OUTS, batch_size=BATCH, seed=SEED, bits=bits, prefetch=0)
+    config = split.Config(
+        num_neighbors=FAN_OUTS, batch_size=BATCH, seed=SEED, bits=bits, prefetch=0, split_sums=False
+    )
     whole = split.hold(held, place("cpu", "64-true"), team, config)
     step: Any = split.build(
         model, held, config, train_ids=held.split.train, whole=whole, loss=cross_entropy_sum, team=team

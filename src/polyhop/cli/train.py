@@ -130,9 +130,9 @@ def command(
         ),
     ] = "auto",
     split_depth: Annotated[
-        int | None,
+        str | None,
         typer.Option(
-            help="Layers that strategy split splits, from the inputs [default: all].",
+            help="Layers that strategy split splits, from the inputs: a number, or auto [default: all].",
             rich_help_panel="Ranks",
             show_default=False,
         ),
@@ -335,7 +335,7 @@ def command(
         "per_minibatch_rpc": per_minibatch_rpc,
         "aggregate_inputs": aggregate_inputs,
         "macro": int(macro) if macro.isdecimal() else macro,
-        "split_depth": split_depth,
+        "split_depth": int(split_depth) if split_depth and split_depth.isdecimal() else split_depth,
         "split_sums": split_sums,
         "split_groups": split_groups,
         "delta": delta,

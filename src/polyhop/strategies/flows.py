@@ -184,8 +184,9 @@ def gather_flows(
 ) -> Flows:
     """What a mini-batch is expected to move; the same on all ranks, which call it together.
 
-    ``train_ids``: local rows of own train nodes, each of which is a seed with probability ``chance``. ``cache_bytes``: of rows of others that a rank keeps, in ``data`` and in ``split``, each of which picks its own. Sends
-    16 (P + 1) bytes a hop for each node of the halo.
+    ``train_ids``: local rows of own train nodes, each of which is a seed with probability ``chance``. ``cache_bytes``: of
+    rows of others that a rank keeps, in ``data`` and in ``split``, each of which picks its own. Sends 16 (P + 1) bytes a
+    hop for each node of the halo.
     """
     part = graph.stored("what a mini-batch is expected to move")
     rank, num_ranks, hops = line.rank, line.num_ranks, len(fan_outs)

@@ -9,7 +9,8 @@ features and computes its rows. Nothing is sampled, loaded or computed twice.
 Weights are those of one process on the same mini-batches, to rounding: the same seeds, neighbours and dropped units. A layer
 that narrows maps rows before they cross; input rows are fixed, so unmapped ones send no gradients back.
 
-Options: ``split_depth`` k: only the k layers nearest the inputs are split, ranks compute those above for their own seeds;
+Options: ``split_depth`` k: only the k layers nearest the inputs are split, ranks compute those above for their own seeds
+("auto": as many as are expected to take least time, ``strategies/split_auto.py``);
 ``cache_bytes``: input rows of the nodes elsewhere that are read most are copied to every reader at the start; ``bits``: rows
 between layers, and their gradients, as unbiased integers of so many bits; ``split_sums``: where a layer sums what it reads,
 a destination's sum over rows of one rank crosses in place of the rows wherever that is fewer bytes, lists of them included.
@@ -34,7 +35,7 @@ Legend: P ranks, L layers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +55,7 @@ from polyhop.sample.wire import Wire
 from polyhop.strategies.halo_cost import crossings
 from polyhop.strategies.held import HeldPart
 from polyhop.strategies.part_step import checked_fan_outs, halo_inclusion
+from polyhop.strategies.split_auto import choose
 from polyhop.strategies.split_cost import account, estimate
 from polyhop.strategies.step import Loss, Placement, Step, Team, WholeGraph, as_layered, forward_of
 from polyhop.trace import NO_TRACE, Trace
@@ -75,7 +77,7 @@ class Config:
     seed: int = 0
     feature_dtype: str = "auto"  # of rows that evaluation fetches; training fetches none
     bits: int | str = 32  # of a value between layers: 1 | 2 | 4 | 8 | 16 | 32
-    split_depth: int | None = None  # layers that are split, from the inputs; None: all
+    split_depth: int | str | None = None  # layers that are split, from the inputs; None: all; "auto": chosen
     cache_bytes: int = 0  # of input rows of other ranks' nodes that are copied here
     split_sums: bool = True  # sums of rows cross where they are fewer bytes
 
@@ -114,10 +116,10 @@ def build(
             "strategy 'halo': mini-batches have other rows each time)"
         )
     depth = len(fan_outs) if config.split_depth is None else config.split_depth
-    if not 1 <= depth <= len(fan_outs):
+    if depth != "auto" and not (isinstance(depth, int) and 1 <= depth <= len(fan_outs)):
         raise ConfigError(
             f"split_depth={config.split_depth}: expected 1 .. {len(fan_outs)}, the layers of the model that are split, from "
-            "the inputs (no layer split is strategy 'data')"
+            "the inputs, or 'auto' (no layer split is strategy 'data')"
         )
     part = graph.stored(f"strategy {NAME!r}")
     seeds = Seeds(
@@ -134,16 +136,29 @@ def build(
         )
     fetch = _fetch(graph, config)
     copies = _copies(graph, train_ids, seeds, fan_outs, config, fetch, team.group)
-    wire = Wire(graph.num_nodes, part.edge_weight is not None)
-    sampler = SharedSampler(
-        part, fan_outs, wire, seed=config.seed, method=config.sampler, depth=depth,
-        copies=None if copies is None else copies.rows,
-        prices=_prices(model, graph, config, whole.placement) if config.split_sums else None,
-    )  # fmt: skip
+    chosen, wire = None, Wire(graph.num_nodes, part.edge_weight is not None)
+    if isinstance(depth, str):
+        chosen = choose(
+            model, graph, team.group, whole.placement, train_ids=train_ids, num_neighbors=fan_outs,
+            batch_size=config.batch_size * team.group.num_ranks // team.line.num_ranks, prefetch=config.prefetch,
+            cache_bytes=config.cache_bytes, feature_dtype=config.feature_dtype, bits=int(config.bits), strategies=(NAME,),
+        )  # fmt: skip
+        depth = int(chosen.options["split_depth"])
+    prices = _prices(model, graph, config, whole.placement) if config.split_sums else None
+
+    def sampler(depth: int) -> SharedSampler:
+        return SharedSampler(
+            part, fan_outs, wire, seed=config.seed, method=config.sampler, depth=depth,
+            copies=None if copies is None else copies.rows, prices=prices,
+        )  # fmt: skip
+
     loader = SharedLoader(
-        team.group.fork(), sampler, fetch, seeds, prefetch=config.prefetch, copies=copies, trace=trace
+        team.group.fork(), sampler(depth), fetch, seeds, prefetch=config.prefetch, copies=copies, trace=trace
     )
-    return _SplitStep(model, loader, whole.placement, (loss, terms_per_row), int(config.bits), trace, team)
+    step = _SplitStep(model, loader, whole.placement, (loss, terms_per_row), int(config.bits), trace, team)
+    if chosen is not None:
+        step.choose_depth(depth, sampler, chosen.reason)
+    return step
 
 
 def _prices(model: nn.Module, graph: SharedGraph, config: Config, placement: Placement) -> list[Price | None]:
@@ -185,8 +200,6 @@ def _copies(
 class _SplitStep:
     """Every rank computes its nodes of one mini-batch; rows cross between layers."""
 
-    notes: Sequence[str] = ()
-
     def __init__(
         self,
         model: nn.Module,
@@ -204,6 +217,9 @@ class _SplitStep:
         parameters = [p for p in model.parameters() if p.requires_grad]
         self._sum = GradientSum(parameters, team.summing, asks_to_stop=team.asks_to_stop)
         self.columns: list[int] = []  # that cross at each layer, once a step was made
+        self.notes: list[str] = []
+        self._depth: int | None = None  # that was chosen
+        self._sampler: Callable[[int], SharedSampler]
 
     @property
     def num_steps(self) -> int:
@@ -293,8 +309,20 @@ class _SplitStep:
         self.loader.close()
         self._line.close()
 
+    def choose_depth(self, depth: int, sampler: Callable[[int], SharedSampler], reason: str) -> None:
+        """The depth was chosen, and why; ``sampler``: of any depth."""
+        self._depth, self._sampler = depth, sampler
+        self.notes.append(reason)
+
     def state(self) -> dict[str, Tensor]:
-        return {}
+        """A chosen depth: another one would round differently. Batches are pure functions of (seed, epoch, step)."""
+        return {} if self._depth is None else {"split_depth": torch.tensor([self._depth])}
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        assert not tensors, "batches are pure functions of (seed, epoch, step): nothing is kept"
+        if self._depth is None or "split_depth" not in tensors:
+            assert not tensors, "nothing else is kept"
+            return
+        depth = int(tensors["split_depth"])
+        if depth != self._depth:
+            self._depth, self.loader.sampler = depth, self._sampler(depth)
+            self.notes.append(f"split depth {depth}, with which the run began")

@@ -111,18 +111,18 @@ def variants(
     *,
     has_cache: bool = False,
     by_columns: bool = True,
-    bits: Iterable[int] = (),
+    bits: Iterable[int] = (32,),
     strategies: Sequence[str] = ("data", "split", "pushpull"),
 ) -> list[Variant]:
     """Ways to train, the plainest first. ``has_cache``: there is memory for rows of others; ``by_columns``: the model's
-    first layer can be computed by columns; ``bits``: widths that the user allows besides exact values."""
+    first layer can be computed by columns; ``bits``: of values between layers, fewer than 32 being approximate."""
     found = []
     if "data" in strategies:
         found.append(Variant("data"))
         found += [Variant("data", has_cache=True)] if has_cache else []
     if "split" in strategies:
         # Copies cost nothing in a step, so where there is memory for them they are made.
-        for width in (32, *bits):
+        for width in bits:
             found += [Variant("split", k, has_cache, width) for k in range(num_layers, 0, -1)]
     if "pushpull" in strategies and by_columns:
         found.append(Variant("pushpull"))

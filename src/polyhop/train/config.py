@@ -81,7 +81,9 @@ class Config:
     bits: int | str = (
         32  # of a value between layers: 1 | 2 | 4 | 8 | 16 | 32, in strategy "halo" also adaptive | delta | random
     )
-    split_depth: int | None = None  # layers that strategy "split" splits, from the inputs; None = all
+    split_depth: int | str | None = (
+        None  # layers that strategy "split" splits, from the inputs; None = all; "auto" = the fastest
+    )
     split_sums: bool = True  # strategy "split" sends sums of rows where they are fewer bytes than the rows
     split_groups: int = (
         1  # groups of ranks (hosts) that strategy "split" gives a slice of every mini-batch each
@@ -132,7 +134,7 @@ class Config:
 
     def _check_numbers(self) -> None:
         at_least_one = ("eval_every", "keep_checkpoints", "prefetch", "batch_size", "patience")
-        for name in (*at_least_one, "decay_every", "checkpoint_every", "split_depth", "split_groups"):
+        for name in (*at_least_one, "decay_every", "checkpoint_every", "split_groups"):
             _require(self, name, int, lambda v: v >= 1, "a whole number of at least 1")
         for name in ("max_epochs", "warmup", "num_workers"):
             _require(self, name, int, lambda v: v >= 0, "a whole number of at least 0")
@@ -153,6 +155,8 @@ class Config:
             raise ConfigError(unknown("bits", str(self.bits), _BITS))
         if self.macro != "auto":
             _require(self, "macro", int, lambda v: v >= 1, "a whole number of at least 1, or 'auto'")
+        if self.split_depth != "auto":
+            _require(self, "split_depth", int, lambda v: v >= 1, "a whole number of at least 1, or 'auto'")
         if self.memory is not None:
             parse_bytes(self.memory)
         if self.cache is not None:
