@@ -1,4 +1,4 @@
-"""``polyhop train --strategy split --split-groups``: the scores of one process; what does not fit is told before ranks start."""
+"""``polyhop train --strategy split --split-groups``: scores of one process; what does not fit is told before ranks start."""
 
 from __future__ import annotations
 
