@@ -192,8 +192,8 @@ def _tell(shape: Shape, phase: Phase) -> None:
         times = "".join(f"{1000 * each:6.0f}" for each in spent)
         told = ", ".join(f"{kind} {mb:.1f}" for kind, mb in sent.items())
         print(
-            f"    {side:9}{middle:6.0f} [{low:.0f} .. {high:.0f}]:{times}; CPU {1000 * cpu:.0f} ({1000 * main:.0f} on the main "
-            f"thread); MB a rank: {told}; loss {phase.losses(side)[-1]:.5f}",
+            f"    {side:9}{middle:6.0f} [{low:.0f} .. {high:.0f}]:{times}; CPU {1000 * cpu:.0f} ({1000 * main:.0f} on the "
+            f"main thread); MB a rank: {told}; loss {phase.losses(side)[-1]:.5f}",
             flush=True,
         )
 
