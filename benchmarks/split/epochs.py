@@ -20,14 +20,12 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-import torch
-
 from benchmarks.graphs import describe
 from benchmarks.harness import Figure
 from benchmarks.macro.launches import LAB, why_no_lab
 from benchmarks.split import rank as one_rank
 from benchmarks.split.graphs import blocks, with_features
-from benchmarks.split.workload import AUTO, FAN_OUTS, SIDES, Job
+from benchmarks.split.workload import FAN_OUTS, SIDES, Job
 from polyhop.graph import Graph, Split
 from polyhop.kernels.synth import permutation
 from polyhop.partition import Partition, save_parts
@@ -75,8 +73,6 @@ def run(*, is_quick: bool) -> Iterator[Figure]:
             for phase in phases:
                 _tell(shape, phase)
             _check_losses(shape, phases)
-    if AUTO is None:
-        print("  auto: no way is chosen by itself yet, so auto_vs_best is left out", flush=True)
     yield from _sought(found)
     for at, end in enumerate(("", "_1gbit")):
         yield from _figures({shape: phases[at] for shape, phases in found.items()}, end)
@@ -107,6 +103,7 @@ class Phase:
     bytes_per_s: float  # of the slowest rank, all sending to all
     epochs: dict[str, list[list[dict[str, Any]]]]
     load: float  # of the machine, in the minute before
+    reason: str  # of what auto chose
 
     def seconds(self, side: str) -> list[float]:
         """Of every timed epoch, until the last rank was done."""
@@ -129,20 +126,20 @@ class Phase:
         """The fastest side that is given, not chosen."""
         return min((side for side in self.epochs if side in SIDES), key=self.median)
 
-    def losses(self, side: str) -> list[float]:
-        return [float(ranks[0]["loss"]) for ranks in self.epochs[side]]
+    def losses(self, side: str) -> dict[int, float]:
+        """By the number of the epoch."""
+        return {ranks[0]["epoch"]: float(ranks[0]["loss"]) for ranks in self.epochs[side]}
 
 
 def _start(graph: Graph, made: Partition, hidden: Sequence[int], size: _Size) -> dict[Shape, list[Phase]]:
     """All sides on ranks in the lab; for each shape its phases, the rate that is sought first."""
-    sides = SIDES if AUTO is None else {**SIDES, "auto": AUTO}
     tenth = 4 * graph.num_features * graph.num_nodes // (10 * NUM_RANKS)
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="polyhop-split-") as name:
         parts, job_file = Path(name) / "parts", Path(name) / "job.json"
         save_parts(graph, made, parts)
         job = Job(
-            str(parts), name, size.batch, hidden, tenth, WAITING, size.tries, [RATE], size.turns, sides
+            str(parts), name, size.batch, hidden, tenth, WAITING, size.tries, [RATE], size.turns, SIDES
         )  # fmt: skip
         job_file.write_text(json.dumps(job.to_json()))
         lab = [str(LAB), str(NUM_RANKS), "--rate", FIRST_RATE, "--timeout", str(LIMIT_S)]
@@ -166,7 +163,7 @@ def _phase(ranks: Sequence[dict[str, Any]], load: float) -> Phase:
         side: [list(each) for each in zip(*(one["epochs"][side] for one in ranks), strict=True)]
         for side in ranks[0]["epochs"]
     }
-    return Phase(ranks[0]["mbit"], min(one["bytes_per_s"] for one in ranks), epochs, load)
+    return Phase(ranks[0]["mbit"], min(one["bytes_per_s"] for one in ranks), epochs, load, ranks[0]["reason"])
 
 
 def _tell(shape: Shape, phase: Phase) -> None:
@@ -193,9 +190,10 @@ def _tell(shape: Shape, phase: Phase) -> None:
         told = ", ".join(f"{kind} {mb:.1f}" for kind, mb in sent.items())
         print(
             f"    {side:9}{middle:6.0f} [{low:.0f} .. {high:.0f}]:{times}; CPU {1000 * cpu:.0f} ({1000 * main:.0f} on the "
-            f"main thread); MB a rank: {told}; loss {phase.losses(side)[-1]:.5f}",
+            f"main thread); MB a rank: {told}; loss {phase.epochs[side][-1][0]['loss']:.5f}",
             flush=True,
         )
+    print(f"    auto chose {phase.reason}", flush=True)
 
 
 def _crossed(spans: Mapping[str, float]) -> float:
@@ -205,15 +203,15 @@ def _crossed(spans: Mapping[str, float]) -> float:
 
 def _check_losses(shape: Shape, phases: Sequence[Phase]) -> None:
     """All sides train the same mini-batches to the same weights: RuntimeError where a loss says otherwise."""
+    expected = {epoch: loss for phase in phases for epoch, loss in phase.losses("data").items()}
     for phase in phases:
-        expected = torch.tensor(phase.losses("data"), dtype=torch.float64)
         for side in phase.epochs:
-            apart = (torch.tensor(phase.losses(side), dtype=torch.float64) / expected - 1).abs().max()
-            if not float(apart) <= LOSSES_APART:
-                raise RuntimeError(
-                    f"{shape}: losses of {side} are {float(apart):.1e} off those of data: {phase.losses(side)}, "
-                    f"{phase.losses('data')}; ratios of epochs would compare different work"
-                )
+            for epoch, loss in phase.losses(side).items():
+                if not abs(loss / expected[epoch] - 1) <= LOSSES_APART:
+                    raise RuntimeError(
+                        f"{_named(shape)}, epoch {epoch}: the loss of {side} is {loss}, that of data {expected[epoch]}; "
+                        "ratios of epochs would compare different work"
+                    )
 
 
 # Figures
@@ -239,11 +237,10 @@ def _figures(found: Mapping[Shape, Phase], end: str) -> Iterator[Figure]:
         yield replace(whole, name=f"best_vs_data_all{end}")
     *_, whole = _ratios("best_vs_data", wide, end, lambda _: "data", Phase.best)
     yield replace(whole, details=f"{WIDTHS[-1]} inputs: {whole.details}", at_least=aim)
-    if AUTO is not None:
-        *each, _ = _ratios("auto_vs_best", found, end, lambda _: "auto", Phase.best)
-        yield from each
-        worst = max(each, key=lambda figure: figure.value)
-        yield replace(worst, name=f"auto_vs_best{end}", details=f"the worst: {worst.details}", at_most=1.1)
+    *each, _ = _ratios("auto_vs_best", found, end, lambda _: "auto", Phase.best)
+    yield from each
+    worst = max(each, key=lambda figure: figure.value)
+    yield replace(worst, name=f"auto_vs_best{end}", details=f"the worst: {worst.details}", at_most=1.1)
 
 
 def _ratios(

@@ -14,6 +14,7 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from polyhop.graph import SharedGraph
 from polyhop.kernels import kept_memory
 from polyhop.partition import open_parts
 from polyhop.strategies import Team, find, place
+from polyhop.strategies.split_auto import choose
 from polyhop.train import loop
 from polyhop.train.loss import cross_entropy_sum
 from polyhop.train.optim import build_optimizer
@@ -67,17 +69,43 @@ def _turned(held: SharedGraph, line: Collective, job: Job, hidden: int) -> list[
     for rate in (mbit, *job.rates):
         _limit(line, rate)
         reached = _bandwidth(line)
-        epochs: dict[str, list[dict[str, Any]]] = {name: [] for name in sides}
-        names = list(sides)
-        for turn in range(job.turns):
-            shift = turn % len(names)
-            for name in names[shift:] + names[:shift]:
-                epochs[name].append(sides[name].measured())
-        phases.append({"mbit": rate, "bytes_per_s": reached, "epochs": epochs})
+        chosen, reason = _chosen(held, line, job, hidden)
+        auto = _Running(held, line, job, hidden, chosen)
+        auto.train()
+        epochs = _epochs({**sides, "auto": auto}, job.turns)
+        phases.append({"mbit": rate, "bytes_per_s": reached, "epochs": epochs, "reason": reason})
+        auto.close()
     _limit(line, None)
     for side in sides.values():
         side.close()
     return phases
+
+
+def _epochs(sides: Mapping[str, _Running], turns: int) -> dict[str, list[dict[str, Any]]]:
+    """Timed ones of every side, each turn beginning with another."""
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in sides}
+    names = list(sides)
+    for turn in range(turns):
+        shift = turn % len(names)
+        for name in names[shift:] + names[:shift]:
+            found[name].append(sides[name].measured())
+    return found
+
+
+def _chosen(held: SharedGraph, line: Collective, job: Job, hidden: int) -> tuple[Side, str]:
+    """What is chosen by itself on the links as they are, and why."""
+    assert held.split is not None
+    choice = choose(
+        model_of(held.num_features, hidden, held.num_classes),
+        held,
+        line,
+        place("cpu", "32-true"),
+        train_ids=held.split.train,
+        num_neighbors=FAN_OUTS,
+        batch_size=job.batch_size,
+        cache_bytes=job.tenth_bytes,
+    )
+    return Side(choice.strategy, choice.options), choice.reason
 
 
 def _limit(line: Collective, mbit: float | None) -> None:
@@ -195,6 +223,7 @@ class _Running:
             "cpu_s": cpu,
             "main_cpu_s": main,
             "spans": self._trace.take(),
+            "epoch": self._session.state.epoch,
             "loss": self._losses[-1],
         }
         return {**told, **sent}
