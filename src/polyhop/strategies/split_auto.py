@@ -15,7 +15,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -123,17 +123,16 @@ def rank_strategies(
         bits=(bits,) if isinstance(bits, int) else bits,
         strategies=strategies,
     )
-    order = ranked(expected(flows, shape, among), rates)
-    # Lengths of sparse rows are those of the own part: rank 0's order counts.
-    places = {each.variant: at for at, each in enumerate(order)}
-    first = line.broadcast(torch.tensor([places[each] for each in among]), kind="sizes").tolist()
-    return [
-        order[places[variant]] for _, variant in sorted(zip(first, among, strict=True), key=_first)
-    ], rates
+    return ranked(expected(flows, replace(shape, row_bytes=_agreed(shape, graph, line)), among), rates), rates
 
 
-def _first(pair: tuple[int, Any]) -> int:
-    return pair[0]
+def _agreed(shape: Shape, graph: SharedGraph, line: Collective) -> float:
+    """Bytes of an input row, where parts have sparse rows of other lengths: the mean over the whole graph."""
+    rows = graph.part.num_nodes
+    total, count = line.all_reduce(
+        torch.tensor([shape.row_bytes * rows, rows], dtype=torch.float64), kind="sizes"
+    ).tolist()
+    return float(total / max(1.0, count))
 
 
 def measure_rates(placement: Placement, line: Collective, *, is_overlapped: bool = True) -> Rates:
