@@ -6,7 +6,7 @@ Sampling and loading run ahead in a thread of their own, beside training. Of ran
     train_r   rounds * latency + bytes / bandwidth + max(1, c) * CPU of aggregated values, products, messages
     step      the largest of
                   max_r ahead_r, max_r train_r         whichever is slower sets the pace; ranks wait for the slowest
-                  max_r bytes of both / bandwidth      both use one link
+                  max_r bytes of both / bandwidth      both use one link; sent or received, whichever is more
                   c * mean_r CPU of both               both use the same cores, where there are fewer than threads
               or max_r ahead_r + max_r train_r where nothing runs ahead
 
@@ -33,7 +33,7 @@ __all__ = ["Ranked", "Rates", "Seconds", "expected", "ranked", "reason", "second
 class Rates:
     """What ranks can do in a second; the same on all of them."""
 
-    bytes_per_s: float  # that a rank sends while all do
+    bytes_per_s: float  # that a rank sends, and receives, while all do
     latency_s: float  # of a round of messages between all ranks
     gather_bytes_per_s: float  # of input rows read and put together, on one core
     values_per_s: float  # aggregated
@@ -67,18 +67,26 @@ def seconds(works: Sequence[Work], rates: Rates) -> Seconds:
     crowd = max(1.0, rates.crowding)
     ahead_cpu = [_ahead_cpu(work, rates) for work in works]
     train_cpu = [_train_cpu(work, rates) for work in works]
-    ahead = max(_wire(work.ahead, rates) + crowd * cpu for work, cpu in zip(works, ahead_cpu, strict=True))
-    train = max(_wire(work.train, rates) + crowd * cpu for work, cpu in zip(works, train_cpu, strict=True))
-    link = max(work.cost.total_bytes for work in works) / rates.bytes_per_s
-    compute = 0.0
+    ahead_bytes = _crossing([work.ahead_to for work in works])
+    train_bytes = _crossing([work.train_to for work in works])
+    ahead = train = link = compute = 0.0
+    for r, work in enumerate(works):
+        ahead = max(ahead, _wire(work.ahead.rounds, ahead_bytes[r], rates) + crowd * ahead_cpu[r])
+        train = max(train, _wire(work.train.rounds, train_bytes[r], rates) + crowd * train_cpu[r])
+        link = max(link, (ahead_bytes[r] + train_bytes[r]) / rates.bytes_per_s)
     if rates.is_sharing:
         compute = rates.crowding * (sum(ahead_cpu) + sum(train_cpu)) / len(works)
     step = max(ahead, train, link, compute) if rates.is_overlapped else ahead + train
     return Seconds(step, ahead, train, link, compute)
 
 
-def _wire(cost: Cost, rates: Rates) -> float:
-    return cost.rounds * rates.latency_s + cost.total_bytes / rates.bytes_per_s
+def _crossing(sent: Sequence[Sequence[float]]) -> list[float]:
+    """Bytes on each rank's link: sent or received, whichever is more. ``sent[r][q]``: from rank r to rank q."""
+    return [max(sum(own), sum(each[r] for each in sent)) for r, own in enumerate(sent)]
+
+
+def _wire(rounds: float, num_bytes: float, rates: Rates) -> float:
+    return rounds * rates.latency_s + num_bytes / rates.bytes_per_s
 
 
 def _messages_cpu(cost: Cost, rates: Rates) -> float:
