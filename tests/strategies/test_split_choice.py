@@ -22,7 +22,16 @@ from polyhop.sample.wire import Wire
 from polyhop.strategies.flows import Flows, counted, gather_flows
 from polyhop.strategies.part_step import halo_inclusion, hot_rows, part_inclusion
 from polyhop.strategies.shape import Shape
-from polyhop.strategies.split_choice import Ranked, Rates, expected, ranked, reason, seconds, variants
+from polyhop.strategies.split_choice import (
+    Ranked,
+    Rates,
+    expected,
+    rank_strategies,
+    ranked,
+    reason,
+    seconds,
+    variants,
+)
 from polyhop.strategies.work import Variant, Work
 
 SLOW_LINK = Rates(1e7, 2e-4, 4e9, 3e9, 6e10, 2e-7, 5e-9, 1e-4, 3e-10)
@@ -82,7 +91,12 @@ def test_ranks_that_share_cores_wait_for_them() -> None:
 
 def test_variants_are_what_was_asked_for() -> None:
     assert [str(each) for each in variants(2)] == ["data", "split of 2", "split of 1", "pushpull"]
-    assert [str(each) for each in variants(1, has_cache=True, by_columns=False, bits=(32, 8))] == [
+    assert [str(each) for each in variants(1, has_cache=True, by_columns=False)][2:] == [
+        "split of 1",
+        "split of 1 with copies",
+    ]
+    allowed = variants(1, has_cache=True, must_copy=True, by_columns=False, bits=(32, 8))
+    assert [str(each) for each in allowed] == [
         "data",
         "data with a cache",
         "split of 1 with copies",
@@ -212,10 +226,9 @@ def orders(case: Case, shape: Shape, rates: Rates) -> tuple[list[Ranked], dict[V
     """(foretold order, realised seconds: means over mini-batches)."""
     flows, realised = both(case)
     among = variants(flows.num_hops, has_cache=True, by_columns=shape.push is not None)
-    among += [Variant("split", flows.num_hops)]
     steps = [expected(each, shape, among) for each in realised]
     taken = {each: sum(seconds(works[each], rates).step for works in steps) / len(steps) for each in among}
-    return ranked(expected(flows, shape, among), rates), taken
+    return rank_strategies(flows, shape, rates, has_cache=True), taken
 
 
 def is_best(order: list[Ranked], taken: dict[Variant, float]) -> bool:

@@ -131,7 +131,7 @@ def build(
     if isinstance(depth, str):
         chosen = choose(
             model, graph, team.line, whole.placement, train_ids=train_ids, num_neighbors=fan_outs,
-            batch_size=config.batch_size, prefetch=config.prefetch, cache_bytes=config.cache_bytes,
+            batch_size=config.batch_size, prefetch=config.prefetch, cache_bytes=config.cache_bytes, must_copy=True,
             feature_dtype=config.feature_dtype, bits=int(config.bits), strategies=(NAME,),
         )  # fmt: skip
         depth = int(chosen.options["split_depth"])

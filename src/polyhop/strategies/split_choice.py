@@ -26,7 +26,17 @@ from polyhop.strategies.flows import Flows
 from polyhop.strategies.shape import Shape
 from polyhop.strategies.work import Variant, Work, work_of
 
-__all__ = ["Ranked", "Rates", "Seconds", "expected", "ranked", "reason", "seconds", "variants"]
+__all__ = [
+    "Ranked",
+    "Rates",
+    "Seconds",
+    "expected",
+    "rank_strategies",
+    "ranked",
+    "reason",
+    "seconds",
+    "variants",
+]
 
 
 @dataclass(frozen=True)
@@ -118,20 +128,25 @@ def variants(
     num_layers: int,
     *,
     has_cache: bool = False,
+    must_copy: bool = False,
     by_columns: bool = True,
     bits: Iterable[int] = (32,),
     strategies: Sequence[str] = ("data", "split", "pushpull"),
 ) -> list[Variant]:
-    """Ways to train, the plainest first. ``has_cache``: there is memory for rows of others; ``by_columns``: the model's
-    first layer can be computed by columns; ``bits``: of values between layers, fewer than 32 being approximate."""
+    """Ways to train, the plainest first.
+
+    ``has_cache``: there is memory for rows of others, which ``split`` uses if it ``must_copy``, else where that is faster
+    (copies are mapped by every reader). ``by_columns``: the model's first layer can be computed by columns. ``bits``: of
+    values between layers, fewer than 32 being approximate.
+    """
     found = []
     if "data" in strategies:
         found.append(Variant("data"))
         found += [Variant("data", has_cache=True)] if has_cache else []
     if "split" in strategies:
-        # Copies cost nothing in a step, so where there is memory for them they are made.
-        for width in bits:
-            found += [Variant("split", k, has_cache, width) for k in range(num_layers, 0, -1)]
+        ways = ((True,) if must_copy else (False, True)) if has_cache else (False,)
+        depths = range(num_layers, 0, -1)
+        found += [Variant("split", k, copies, width) for width in bits for copies in ways for k in depths]
     if "pushpull" in strategies and by_columns:
         found.append(Variant("pushpull"))
     return found
@@ -148,6 +163,28 @@ def ranked(works: Mapping[Variant, Sequence[Work]], rates: Rates) -> list[Ranked
     """The fastest first; of equals, in the order given."""
     timed = [Ranked(variant, seconds(each, rates)) for variant, each in works.items()]
     return sorted(timed, key=lambda each: each.seconds.step)
+
+
+def rank_strategies(
+    flows: Flows,
+    shape: Shape,
+    rates: Rates,
+    *,
+    has_cache: bool = False,
+    must_copy: bool = False,
+    bits: Iterable[int] = (32,),
+    strategies: Sequence[str] = ("data", "split", "pushpull"),
+) -> list[Ranked]:
+    """All ways to train such mini-batches, the fastest first (see ``variants``)."""
+    among = variants(
+        flows.num_hops,
+        has_cache=has_cache,
+        must_copy=must_copy,
+        by_columns=shape.push is not None,
+        bits=bits,
+        strategies=strategies,
+    )
+    return ranked(expected(flows, shape, among), rates)
 
 
 def reason(order: Sequence[Ranked], most: int = 4) -> str:
