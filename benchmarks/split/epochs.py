@@ -75,8 +75,6 @@ def run(*, is_quick: bool) -> Iterator[Figure]:
             for phase in phases:
                 _tell(shape, phase)
             _check_losses(shape, phases)
-    if AUTO is None:
-        print("  auto: no way is chosen by itself yet, so auto_vs_best is left out", flush=True)
     yield from _sought(found)
     for at, end in enumerate(("", "_1gbit")):
         yield from _figures({shape: phases[at] for shape, phases in found.items()}, end)
@@ -106,6 +104,7 @@ class Phase:
     mbit: float
     bytes_per_s: float  # of the slowest rank, all sending to all
     epochs: dict[str, list[list[dict[str, Any]]]]
+    chosen: str  # what auto takes, and why
     load: float  # of the machine, in the minute before
 
     def seconds(self, side: str) -> list[float]:
@@ -135,7 +134,7 @@ class Phase:
 
 def _start(graph: Graph, made: Partition, hidden: Sequence[int], size: _Size) -> dict[Shape, list[Phase]]:
     """All sides on ranks in the lab; for each shape its phases, the rate that is sought first."""
-    sides = SIDES if AUTO is None else {**SIDES, "auto": AUTO}
+    sides = {**SIDES, "auto": AUTO}
     tenth = 4 * graph.num_features * graph.num_nodes // (10 * NUM_RANKS)
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="polyhop-split-") as name:
@@ -166,7 +165,7 @@ def _phase(ranks: Sequence[dict[str, Any]], load: float) -> Phase:
         side: [list(each) for each in zip(*(one["epochs"][side] for one in ranks), strict=True)]
         for side in ranks[0]["epochs"]
     }
-    return Phase(ranks[0]["mbit"], min(one["bytes_per_s"] for one in ranks), epochs, load)
+    return Phase(ranks[0]["mbit"], min(one["bytes_per_s"] for one in ranks), epochs, ranks[0]["chosen"], load)
 
 
 def _tell(shape: Shape, phase: Phase) -> None:
@@ -175,6 +174,7 @@ def _tell(shape: Shape, phase: Phase) -> None:
         f"{phase.load:.1f} before; ms of an epoch: a rank computes, waits for mini-batches, rows, sums; samples, loads:",
         flush=True,
     )
+    print(f"    auto: {phase.chosen}", flush=True)
     for side in phase.epochs:
         seconds = phase.seconds(side)
         rows = phase.mean(side, lambda one: _crossed(one["spans"]))
@@ -239,11 +239,10 @@ def _figures(found: Mapping[Shape, Phase], end: str) -> Iterator[Figure]:
         yield replace(whole, name=f"best_vs_data_all{end}")
     *_, whole = _ratios("best_vs_data", wide, end, lambda _: "data", Phase.best)
     yield replace(whole, details=f"{WIDTHS[-1]} inputs: {whole.details}", at_least=aim)
-    if AUTO is not None:
-        *each, _ = _ratios("auto_vs_best", found, end, lambda _: "auto", Phase.best)
-        yield from each
-        worst = max(each, key=lambda figure: figure.value)
-        yield replace(worst, name=f"auto_vs_best{end}", details=f"the worst: {worst.details}", at_most=1.1)
+    *each, _ = _ratios("auto_vs_best", found, end, lambda _: "auto", Phase.best)
+    yield from each
+    worst = max(each, key=lambda figure: figure.value)
+    yield replace(worst, name=f"auto_vs_best{end}", details=f"the worst: {worst.details}", at_most=1.1)
 
 
 def _ratios(

@@ -28,6 +28,7 @@ from polyhop.graph import SharedGraph
 from polyhop.kernels import kept_memory
 from polyhop.partition import open_parts
 from polyhop.strategies import Team, find, place
+from polyhop.strategies.split_auto import choose
 from polyhop.train import loop
 from polyhop.train.loss import cross_entropy_sum
 from polyhop.train.optim import build_optimizer
@@ -59,25 +60,44 @@ def measure(context: launch.RankContext, job_file: str) -> None:
 def _turned(held: SharedGraph, line: Collective, job: Job, hidden: int) -> list[dict[str, Any]]:
     """Timed epochs of every side at the rate that is sought, and at the others."""
     _limit(line, None)
-    sides = {name: _Running(held, line, job, hidden, side) for name, side in job.sides.items()}
+    fixed = {name: side for name, side in job.sides.items() if side.strategy != "auto"}
+    sides = {name: _Running(held, line, job, hidden, side) for name, side in fixed.items()}
     for side in sides.values():
         side.train()
     mbit = _seek(held, line, job, hidden)
     phases = []
-    for rate in (mbit, *job.rates):
+    for at, rate in enumerate((mbit, *job.rates)):
         _limit(line, rate)
         reached = _bandwidth(line)
+        chosen = ""
+        for name in job.sides.keys() - fixed.keys():
+            found, chosen = _choose(held, line, job, hidden)
+            sides[name] = _Running(held, line, job, hidden, found)
+            for _ in range(1 + at * job.turns):  # as far as the others are
+                sides[name].train()
         epochs: dict[str, list[dict[str, Any]]] = {name: [] for name in sides}
         names = list(sides)
         for turn in range(job.turns):
             shift = turn % len(names)
             for name in names[shift:] + names[:shift]:
                 epochs[name].append(sides[name].measured())
-        phases.append({"mbit": rate, "bytes_per_s": reached, "epochs": epochs})
+        phases.append({"mbit": rate, "bytes_per_s": reached, "epochs": epochs, "chosen": chosen})
+        for name in job.sides.keys() - fixed.keys():
+            sides.pop(name).close()
     _limit(line, None)
     for side in sides.values():
         side.close()
     return phases
+
+
+def _choose(held: SharedGraph, line: Collective, job: Job, hidden: int) -> tuple[Side, str]:
+    """The way that is expected to be fastest on the links as they are; and why."""
+    assert held.split is not None
+    made = choose(
+        model_of(held.num_features, hidden, held.num_classes), held, line, place("cpu", "32-true"),
+        train_ids=held.split.train, num_neighbors=list(FAN_OUTS), batch_size=job.batch_size, cache_bytes=job.tenth_bytes,
+    )  # fmt: skip
+    return Side(made.strategy, made.options), made.reason
 
 
 def _limit(line: Collective, mbit: float | None) -> None:

@@ -38,8 +38,8 @@ SIDES: dict[str, Side] = {
     "copies": Side("split", {"cache_bytes": TENTH}),
     "pushpull": Side("pushpull"),
 }
-# The way that is chosen by itself: a Side like the others, None while there is none. It is timed beside them as ``auto``.
-AUTO: Side | None = None
+# Chosen by itself among all of them, at each rate anew, with memory for the same cache. It is timed beside them.
+AUTO = Side("auto", {"cache_bytes": TENTH})
 
 
 @dataclass(frozen=True)
