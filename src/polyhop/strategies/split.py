@@ -141,7 +141,8 @@ def build(
         chosen = choose(
             model, graph, team.group, whole.placement, train_ids=train_ids, num_neighbors=fan_outs,
             batch_size=config.batch_size * team.group.num_ranks // team.line.num_ranks, prefetch=config.prefetch,
-            cache_bytes=config.cache_bytes, feature_dtype=config.feature_dtype, bits=int(config.bits), strategies=(NAME,),
+            cache_bytes=config.cache_bytes, must_copy=True, feature_dtype=config.feature_dtype,
+            bits=int(config.bits), strategies=(NAME,),
         )  # fmt: skip
         depth = int(chosen.options["split_depth"])
     prices = _prices(model, graph, config, whole.placement) if config.split_sums else None
