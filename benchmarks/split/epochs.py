@@ -20,14 +20,12 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-import torch
-
 from benchmarks.graphs import describe
 from benchmarks.harness import Figure
 from benchmarks.macro.launches import LAB, why_no_lab
 from benchmarks.split import rank as one_rank
 from benchmarks.split.graphs import blocks, with_features
-from benchmarks.split.workload import AUTO, FAN_OUTS, SIDES, Job
+from benchmarks.split.workload import FAN_OUTS, SIDES, Job
 from polyhop.graph import Graph, Split
 from polyhop.kernels.synth import permutation
 from polyhop.partition import Partition, save_parts
@@ -104,8 +102,8 @@ class Phase:
     mbit: float
     bytes_per_s: float  # of the slowest rank, all sending to all
     epochs: dict[str, list[list[dict[str, Any]]]]
-    chosen: str  # what auto takes, and why
     load: float  # of the machine, in the minute before
+    reason: str  # of what auto chose
 
     def seconds(self, side: str) -> list[float]:
         """Of every timed epoch, until the last rank was done."""
@@ -128,20 +126,20 @@ class Phase:
         """The fastest side that is given, not chosen."""
         return min((side for side in self.epochs if side in SIDES), key=self.median)
 
-    def losses(self, side: str) -> list[float]:
-        return [float(ranks[0]["loss"]) for ranks in self.epochs[side]]
+    def losses(self, side: str) -> dict[int, float]:
+        """By the number of the epoch."""
+        return {ranks[0]["epoch"]: float(ranks[0]["loss"]) for ranks in self.epochs[side]}
 
 
 def _start(graph: Graph, made: Partition, hidden: Sequence[int], size: _Size) -> dict[Shape, list[Phase]]:
     """All sides on ranks in the lab; for each shape its phases, the rate that is sought first."""
-    sides = {**SIDES, "auto": AUTO}
     tenth = 4 * graph.num_features * graph.num_nodes // (10 * NUM_RANKS)
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="polyhop-split-") as name:
         parts, job_file = Path(name) / "parts", Path(name) / "job.json"
         save_parts(graph, made, parts)
         job = Job(
-            str(parts), name, size.batch, hidden, tenth, WAITING, size.tries, [RATE], size.turns, sides
+            str(parts), name, size.batch, hidden, tenth, WAITING, size.tries, [RATE], size.turns, SIDES
         )  # fmt: skip
         job_file.write_text(json.dumps(job.to_json()))
         lab = [str(LAB), str(NUM_RANKS), "--rate", FIRST_RATE, "--timeout", str(LIMIT_S)]
@@ -165,7 +163,7 @@ def _phase(ranks: Sequence[dict[str, Any]], load: float) -> Phase:
         side: [list(each) for each in zip(*(one["epochs"][side] for one in ranks), strict=True)]
         for side in ranks[0]["epochs"]
     }
-    return Phase(ranks[0]["mbit"], min(one["bytes_per_s"] for one in ranks), epochs, ranks[0]["chosen"], load)
+    return Phase(ranks[0]["mbit"], min(one["bytes_per_s"] for one in ranks), epochs, load, ranks[0]["reason"])
 
 
 def _tell(shape: Shape, phase: Phase) -> None:
@@ -174,7 +172,6 @@ def _tell(shape: Shape, phase: Phase) -> None:
         f"{phase.load:.1f} before; ms of an epoch: a rank computes, waits for mini-batches, rows, sums; samples, loads:",
         flush=True,
     )
-    print(f"    auto: {phase.chosen}", flush=True)
     for side in phase.epochs:
         seconds = phase.seconds(side)
         rows = phase.mean(side, lambda one: _crossed(one["spans"]))
@@ -193,9 +190,10 @@ def _tell(shape: Shape, phase: Phase) -> None:
         told = ", ".join(f"{kind} {mb:.1f}" for kind, mb in sent.items())
         print(
             f"    {side:9}{middle:6.0f} [{low:.0f} .. {high:.0f}]:{times}; CPU {1000 * cpu:.0f} ({1000 * main:.0f} on the "
-            f"main thread); MB a rank: {told}; loss {phase.losses(side)[-1]:.5f}",
+            f"main thread); MB a rank: {told}; loss {phase.epochs[side][-1][0]['loss']:.5f}",
             flush=True,
         )
+    print(f"    auto chose {phase.reason}", flush=True)
 
 
 def _crossed(spans: Mapping[str, float]) -> float:
@@ -205,15 +203,15 @@ def _crossed(spans: Mapping[str, float]) -> float:
 
 def _check_losses(shape: Shape, phases: Sequence[Phase]) -> None:
     """All sides train the same mini-batches to the same weights: RuntimeError where a loss says otherwise."""
+    expected = {epoch: loss for phase in phases for epoch, loss in phase.losses("data").items()}
     for phase in phases:
-        expected = torch.tensor(phase.losses("data"), dtype=torch.float64)
         for side in phase.epochs:
-            apart = (torch.tensor(phase.losses(side), dtype=torch.float64) / expected - 1).abs().max()
-            if not float(apart) <= LOSSES_APART:
-                raise RuntimeError(
-                    f"{shape}: losses of {side} are {float(apart):.1e} off those of data: {phase.losses(side)}, "
-                    f"{phase.losses('data')}; ratios of epochs would compare different work"
-                )
+            for epoch, loss in phase.losses(side).items():
+                if not abs(loss / expected[epoch] - 1) <= LOSSES_APART:
+                    raise RuntimeError(
+                        f"{_named(shape)}, epoch {epoch}: the loss of {side} is {loss}, that of data {expected[epoch]}; "
+                        "ratios of epochs would compare different work"
+                    )
 
 
 # Figures

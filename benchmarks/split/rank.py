@@ -14,6 +14,7 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,44 +61,51 @@ def measure(context: launch.RankContext, job_file: str) -> None:
 def _turned(held: SharedGraph, line: Collective, job: Job, hidden: int) -> list[dict[str, Any]]:
     """Timed epochs of every side at the rate that is sought, and at the others."""
     _limit(line, None)
-    fixed = {name: side for name, side in job.sides.items() if side.strategy != "auto"}
-    sides = {name: _Running(held, line, job, hidden, side) for name, side in fixed.items()}
+    sides = {name: _Running(held, line, job, hidden, side) for name, side in job.sides.items()}
     for side in sides.values():
         side.train()
     mbit = _seek(held, line, job, hidden)
     phases = []
-    for at, rate in enumerate((mbit, *job.rates)):
+    for rate in (mbit, *job.rates):
         _limit(line, rate)
         reached = _bandwidth(line)
-        chosen = ""
-        for name in job.sides.keys() - fixed.keys():
-            found, chosen = _choose(held, line, job, hidden)
-            sides[name] = _Running(held, line, job, hidden, found)
-            for _ in range(1 + at * job.turns):  # as far as the others are
-                sides[name].train()
-        epochs: dict[str, list[dict[str, Any]]] = {name: [] for name in sides}
-        names = list(sides)
-        for turn in range(job.turns):
-            shift = turn % len(names)
-            for name in names[shift:] + names[:shift]:
-                epochs[name].append(sides[name].measured())
-        phases.append({"mbit": rate, "bytes_per_s": reached, "epochs": epochs, "chosen": chosen})
-        for name in job.sides.keys() - fixed.keys():
-            sides.pop(name).close()
+        chosen, reason = _chosen(held, line, job, hidden)
+        auto = _Running(held, line, job, hidden, chosen)
+        auto.train()
+        epochs = _epochs({**sides, "auto": auto}, job.turns)
+        phases.append({"mbit": rate, "bytes_per_s": reached, "epochs": epochs, "reason": reason})
+        auto.close()
     _limit(line, None)
     for side in sides.values():
         side.close()
     return phases
 
 
-def _choose(held: SharedGraph, line: Collective, job: Job, hidden: int) -> tuple[Side, str]:
-    """The way that is expected to be fastest on the links as they are; and why."""
+def _epochs(sides: Mapping[str, _Running], turns: int) -> dict[str, list[dict[str, Any]]]:
+    """Timed ones of every side, each turn beginning with another."""
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in sides}
+    names = list(sides)
+    for turn in range(turns):
+        shift = turn % len(names)
+        for name in names[shift:] + names[:shift]:
+            found[name].append(sides[name].measured())
+    return found
+
+
+def _chosen(held: SharedGraph, line: Collective, job: Job, hidden: int) -> tuple[Side, str]:
+    """What is chosen by itself on the links as they are, and why."""
     assert held.split is not None
-    made = choose(
-        model_of(held.num_features, hidden, held.num_classes), held, line, place("cpu", "32-true"),
-        train_ids=held.split.train, num_neighbors=list(FAN_OUTS), batch_size=job.batch_size, cache_bytes=job.tenth_bytes,
-    )  # fmt: skip
-    return Side(made.strategy, made.options), made.reason
+    choice = choose(
+        model_of(held.num_features, hidden, held.num_classes),
+        held,
+        line,
+        place("cpu", "32-true"),
+        train_ids=held.split.train,
+        num_neighbors=FAN_OUTS,
+        batch_size=job.batch_size,
+        cache_bytes=job.tenth_bytes,
+    )
+    return Side(choice.strategy, choice.options), choice.reason
 
 
 def _limit(line: Collective, mbit: float | None) -> None:
@@ -215,6 +223,7 @@ class _Running:
             "cpu_s": cpu,
             "main_cpu_s": main,
             "spans": self._trace.take(),
+            "epoch": self._session.state.epoch,
             "loss": self._losses[-1],
         }
         return {**told, **sent}

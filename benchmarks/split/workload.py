@@ -10,7 +10,7 @@ import torch
 
 from polyhop.nn import GraphSAGE
 
-__all__ = ["AUTO", "FAN_OUTS", "SEED", "SIDES", "Job", "Side", "model_of"]
+__all__ = ["FAN_OUTS", "SEED", "SIDES", "Job", "Side", "model_of"]
 
 SEED = 0
 FAN_OUTS = (10, 10, 10)
@@ -28,18 +28,18 @@ class Side:
         return {name: tenth_bytes if value == TENTH else value for name, value in self.options.items()}
 
 
-# Every way that a user can choose, all with the same weights to rounding. The rate of the links is sought with the first.
+# Every way that a user can give, all with the same weights to rounding; ``auto``, chosen on the links as they are, is beside
+# them. The rate of the links is sought with the first.
 SIDES: dict[str, Side] = {
     "data": Side("data"),
     "cache": Side("data", {"cache_bytes": TENTH}),
     "split": Side("split"),
+    "rows": Side("split", {"split_sums": False}),
     "depth2": Side("split", {"split_depth": 2}),
     "depth1": Side("split", {"split_depth": 1}),
     "copies": Side("split", {"cache_bytes": TENTH}),
     "pushpull": Side("pushpull"),
 }
-# Chosen by itself among all of them, at each rate anew, with memory for the same cache. It is timed beside them.
-AUTO = Side("auto", {"cache_bytes": TENTH})
 
 
 @dataclass(frozen=True)
