@@ -96,7 +96,11 @@ def command(
         ),
     ] = None,
     partitioner: Annotated[
-        str, typer.Option(help="metis | fennel | ldg | hash | block.", rich_help_panel="Ranks")
+        str,
+        typer.Option(
+            help="metis | fennel | ldg | hash | block. By itself, strategy split follows the mini-batches that it will draw.",
+            rich_help_panel="Ranks",
+        ),
     ] = "auto",
     feature_dtype: Annotated[
         str,
