@@ -98,7 +98,7 @@ def command(
     partitioner: Annotated[
         str,
         typer.Option(
-            help="metis | fennel | ldg | hash | block. By itself, strategy split follows the mini-batches that it will draw.",
+            help="metis | fennel | ldg | hash | block. Strategy split follows the mini-batches it will draw.",
             rich_help_panel="Ranks",
         ),
     ] = "auto",
