@@ -21,7 +21,7 @@ BENCHES: dict[str, dict[str, int]] = {
     "partition": {"methods": 1, "stream": 1},
     "data": {"sides": 1},
     "macro": {"rows": 1, "times": 1, "choice": 1, "latency": 1, "disk": 1, "limited": 1, "context": 1},
-    "split": {"redundancy": 1, "quality": 1, "sent": 1, "phases": 1},
+    "split": {"redundancy": 1, "quality": 1, "sent": 1, "epochs": 1, "phases": 1},
     "halo": {"codec": 1, "speed": 1, "accuracy": 1, "convergence": 1, "rivals": 1, "additions": 1},
 }
 WITHOUT_PEERS = {"partition", "data", "macro", "split", "halo"}  # these run in the project's own environment

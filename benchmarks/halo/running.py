@@ -18,7 +18,7 @@ from polyhop.strategies import Team, halo, place
 from polyhop.trace import Trace
 from polyhop.train.loss import cross_entropy_sum
 
-__all__ = ["Running", "Spent", "build_step"]
+__all__ = ["Running", "Spent", "build_step", "timed_sums"]
 
 
 class Spent(Trace):
@@ -71,7 +71,7 @@ class Running:
         )
         self.model.train()
         self._trace, self._line, self.num_epochs = Spent(), line, 0
-        self.step = build_step(self.model, held, _timed(line.fork(), self._trace), options, self._trace)
+        self.step = build_step(self.model, held, timed_sums(line.fork(), self._trace), options, self._trace)
         self._optimizer = torch.optim.Adam(self.model.parameters(), lr=LR)
 
     def train(self) -> float:
@@ -94,13 +94,13 @@ class Running:
         return {"s": wall, "cpu_s": cpu, "spans": self._trace.take(), "loss": loss, **sent}
 
 
-def _timed(line: Collective, trace: Trace) -> Collective:
-    """The line, its sums (the gradients of the weights) writing how long they were waited for."""
+def timed_sums(line: Collective, trace: Trace, name: str = "sum") -> Collective:
+    """The line, its sums (the gradients of the weights) writing how long they were waited for, by that name."""
     start, expect = line.start_all_reduce, line.expect_sum
 
     def timed(pending: Pending[Tensor]) -> Pending[Tensor]:
         def finish() -> Tensor:
-            with trace.span("sum"):
+            with trace.span(name):
                 return pending.wait()
 
         return Pending(finish)

@@ -24,17 +24,20 @@ from polyhop.train.loss import cross_entropy_sum
 __all__ = ["run"]
 
 NUM_RANKS, FAN_OUTS, STEPS = 4, [10, 10, 10], 4
+PLAIN = {"split_sums": False}
 SIDES: dict[str, tuple[str, dict[str, Any]]] = {
-    "split": ("split", {}),
+    "split": ("split", PLAIN),
     "data": ("data", {}),
     "data_cache": ("data", {"cache_bytes": "tenth"}),
     "pushpull": ("pushpull", {}),
-    "depth2": ("split", {"split_depth": 2}),
-    "depth1": ("split", {"split_depth": 1}),
-    "copies": ("split", {"cache_bytes": "tenth"}),
-    "bits16": ("split", {"bits": 16}),
-    "bits8": ("split", {"bits": 8}),
-    "labor": ("split", {"sampler": "labor"}),
+    "depth2": ("split", {"split_depth": 2, **PLAIN}),
+    "depth1": ("split", {"split_depth": 1, **PLAIN}),
+    "copies": ("split", {"cache_bytes": "tenth", **PLAIN}),
+    "sums": ("split", {}),
+    "sums_copies": ("split", {"cache_bytes": "tenth"}),
+    "bits16": ("split", {"bits": 16, **PLAIN}),
+    "bits8": ("split", {"bits": 8, **PLAIN}),
+    "labor": ("split", {"sampler": "labor", **PLAIN}),
 }
 
 

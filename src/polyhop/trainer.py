@@ -76,9 +76,9 @@ class Trainer(Config):
         options = strategy.Config(**{f.name: getattr(self, f.name) for f in fields(strategy.Config)})
         with ExitStack() as stack:
             stop = stack.enter_context(StopRequest())
-            team = None if line is None else Team(line, lambda: stop.name is not None)
+            team = None if line is None else Team(line, lambda: stop.name is not None, self.split_groups)
             whole = _held(strategy, graph, placement, team, options)
-            judge = scores.Scorer(task, ("val", "test"), line)
+            judge = scores.Scorer(task, ("val", "test"), None if team is None else team.group)
             if self.patience is not None and not judge.has("val"):
                 raise ConfigError("patience needs validation nodes, and the graph has none that are labelled")
             folder = self._open_folder(model, graph, stack) if _is_first(line) else None
@@ -114,11 +114,12 @@ class Trainer(Config):
                 None if folder is None else folder.path,
                 run.notes,
                 1 if line is None else line.num_ranks,
+                self.split_groups,
             )
             shown.start(facts, self.max_epochs)
             stack.enter_context(_own_random_state(placement.device))
             stack.enter_context(kept_memory())
-            tools = self._tools(run, judge, whole, shown, stop, trace, line)
+            tools = self._tools(run, judge, whole, shown, stop, trace, team)
             asked = loop.Options(
                 self.max_epochs, self.seed, self.clip, self.eval_every, self.patience, self.checkpoint_every
             )
@@ -137,7 +138,9 @@ class Trainer(Config):
     ) -> dict[str, float]:
         """``{metric: ..., "loss": ...}`` of a split's labelled nodes ("train", "val", "test"): exact, in bounded memory."""
         task = Task.of(graph, _LOSSES, metrics.METRICS, self.metric, metrics.COUNTS)
-        found = scores.Scorer(task, [split], line)(self._chunks(model, graph, line))
+        team = self._team(line)
+        judge = scores.Scorer(task, [split], None if team is None else team.group)
+        found = _judged(judge, self._chunks(model, graph, team), team)
         if not found:
             raise ConfigError(f"graph {graph.name!r} has no labelled nodes in its {split} split")
         return {task.metric: found[split], "loss": found[f"{split}_loss"]}
@@ -157,19 +160,25 @@ class Trainer(Config):
         path = None if out is None else Path(out)
         if path is not None and path.suffix != ".npy":
             raise ConfigError(f"out={str(out)!r}: predictions are written as .npy")
-        chunks = self._chunks(model, graph, line)
-        if line is not None and isinstance(graph, SharedGraph):
+        team = self._team(line)
+        chunks = self._chunks(model, graph, team)
+        if team is not None and isinstance(graph, SharedGraph):
             part = graph.stored("prediction")
+            if team.group_index > 0:  # the first group has all nodes
+                return torch.empty(0)
             own = scores.collect(chunks, part.num_nodes)
-            everyone = together.gather_rows_at_first(own, part.user_ids, graph.num_nodes, line)
-            if line.rank != 0 or path is None:
+            everyone = together.gather_rows_at_first(own, part.user_ids, graph.num_nodes, team.group)
+            if team.line.rank != 0 or path is None:
                 return everyone
             return scores.write_npy(lambda _: iter([(0, graph.num_nodes, everyone)]), graph.num_nodes, path)
         if path is None:
             return scores.collect(chunks, graph.num_nodes)
         return scores.write_npy(chunks, graph.num_nodes, path)
 
-    def _chunks(self, model: nn.Module, graph: Graph | SharedGraph, line: Collective | None) -> scores.Chunks:
+    def _team(self, line: Collective | None) -> Team | None:
+        return None if line is None else Team(line, num_groups=self.split_groups)
+
+    def _chunks(self, model: nn.Module, graph: Graph | SharedGraph, team: Team | None) -> scores.Chunks:
         graph = in_feature_store(graph, self.feature_store)
         check_model(model, graph)
         placement = place(self.device, self.precision)
@@ -177,7 +186,6 @@ class Trainer(Config):
         memory = evaluate.DEFAULT_MEMORY_BYTES if self.memory is None else parse_bytes(self.memory)
         strategy = strategies.find(self.strategy)
         options = strategy.Config(**{f.name: getattr(self, f.name) for f in fields(strategy.Config)})
-        team = None if line is None else Team(line)
         return self._layerwise(model, _held(strategy, graph, placement, team, options), memory)
 
     def _trace(self, folder: RunFolder | None, line: Collective | None) -> Trace:
@@ -228,9 +236,9 @@ class Trainer(Config):
         shown: progress.Progress,
         stop: StopRequest,
         trace: Trace,
-        line: Collective | None,
+        team: Team | None,
     ) -> loop.Tools:
-        session = run.session
+        session, line = run.session, None if team is None else team.line
 
         def poll() -> None:
             if line is None and stop.name is not None:
@@ -274,7 +282,7 @@ class Trainer(Config):
 
         return loop.Tools(
             set_lr=lambda step: optim.set_factor(session.optimizer, schedule(step)),
-            evaluate=partial(judge, chunks),
+            evaluate=partial(_judged, judge, chunks, team),
             save=run.save if _is_first(line) or self.run_dir is None else partial(_saved_by_first, run),
             on_step=shown.step,
             on_epoch=on_epoch,
@@ -285,6 +293,14 @@ class Trainer(Config):
 
 def _is_first(line: Collective | None) -> bool:
     return line is None or line.rank == 0
+
+
+def _judged(judge: scores.Scorer, chunks: scores.Chunks, team: Team | None) -> dict[str, float]:
+    """Scores of all nodes, the same numbers on every rank: each group holds them all, so the first judges for the others."""
+    if team is None or team.num_groups == 1:
+        return judge(chunks)
+    found = judge(chunks) if team.group_index == 0 else None
+    return dict(together.share_value(found, team.line))
 
 
 def _saved_by_first(run: Run) -> str:
@@ -309,10 +325,13 @@ def _held(
             f"strategy {strategy.NAME!r} trains on a whole graph in one process, and was given one rank's share: "
             "use strategy 'data' on ranks"
         )
-    if graph.part.num_parts != team.line.num_ranks or graph.part.index != team.line.rank:
+    group = team.group
+    if graph.part.num_parts != group.num_ranks or graph.part.index != group.rank:
+        grouped = f" in {team.num_groups} groups of {group.num_ranks}" if team.num_groups > 1 else ""
         raise PartitionError(
-            f"rank {team.line.rank} of {team.line.num_ranks} was given part {graph.part.index} of "
+            f"rank {team.line.rank} of {team.line.num_ranks}{grouped} was given part {graph.part.index} of "
             f"{graph.part.num_parts}: every rank needs its own part, and as many parts as ranks"
+            + (f" of a group: here part {group.rank} of {group.num_ranks}" if grouped else "")
         )
     held: HeldPart = strategy.hold(graph, placement, team, options)
     return held

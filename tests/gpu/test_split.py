@@ -47,12 +47,15 @@ def fit(
         chosen.fit(model, graph)
     else:
         assert owner is not None
-        chosen.fit(model, share(graph, Partition(owner, line.num_ranks), line.rank), line=line)
+        num_parts = line.num_ranks // options.get("split_groups", 1)
+        chosen.fit(model, share(graph, Partition(owner, num_parts), line.rank % num_parts), line=line)
     return {key: value.cpu() for key, value in model.state_dict().items()}
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"split_depth": 2, "cache": 2000}], ids=["all layers", "two, copies"]
+    "options",
+    [{}, {"split_depth": 2, "cache": 2000}, {"split_groups": 2}],
+    ids=["all layers", "two, copies", "groups"],
 )
 @pytest.mark.parametrize("name", MODELS)
 def test_values_are_those_of_the_cpu(
@@ -60,7 +63,7 @@ def test_values_are_those_of_the_cpu(
 ) -> None:
     graph = make_graph()
     expected = fit(None, graph, None, name, "cpu", {})
-    owner = partition(graph, 4, "hash").owner
+    owner = partition(graph, 4 // options.get("split_groups", 1), "hash").owner
     for weights in run_in_threads(4, fit, graph, owner, name, "cuda", options):
         for key, value in expected.items():
             assert float((weights[key] - value).abs().max()) <= 1e-9, key

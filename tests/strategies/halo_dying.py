@@ -59,5 +59,6 @@ def train(
     )
     given = {"strategy": "halo", "max_epochs": 14, "bits_period": 4, "bits_group": 4, **options}
     trainer = Trainer(**given, device="cpu", progress="none", seed=3, **more)
-    trainer.fit(model, share(graph, partition(graph, line.num_ranks, "hash"), line.rank), line=line)
+    num_parts = line.num_ranks // options.get("split_groups", 1)
+    trainer.fit(model, share(graph, partition(graph, num_parts, "hash"), line.rank % num_parts), line=line)
     return model.state_dict()

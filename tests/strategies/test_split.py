@@ -32,6 +32,9 @@ MODELS: dict[str, Callable[..., torch.nn.Module]] = {
     "gin": lambda f, c: nn.GIN(
         f, 6, num_layers=3, out_channels=c, norm="layer", norm_kwargs={"mode": "node"}, jk="cat"
     ),
+    "sage sum": lambda f, c: nn.GraphSAGE(f, 6, num_layers=2, out_channels=c, aggr="sum", jk="max"),
+    "sage project": lambda f, c: nn.GraphSAGE(f, 8, num_layers=2, out_channels=c, project=True),
+    "gcn plain": lambda f, c: nn.GCN(f, 6, num_layers=2, out_channels=c, normalize=False),
     "gcnii": lambda f, c: nn.GCNII(f, 8, num_layers=3, out_channels=c, dropout=0.3),
     "one layer": lambda f, c: nn.GraphSAGE(f, 8, num_layers=1, out_channels=c),
     "four layers": lambda f, c: nn.GCN(f, 8, num_layers=4, out_channels=c, dropout=0.5),
@@ -46,7 +49,7 @@ def wrapped(num_features: int, num_classes: int) -> torch.nn.Module:
 
 
 MODELS["wrapped"] = wrapped
-DEPTHS = {"one layer": 1, "four layers": 4}
+DEPTHS = {"one layer": 1, "four layers": 4, "sage sum": 2, "sage project": 2, "gcn plain": 2}
 
 
 def model_of(name: str, graph: Graph) -> torch.nn.Module:
@@ -115,7 +118,7 @@ def owners(graph: Graph, num_ranks: int, kind: str) -> Tensor:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_weights_of_one_process_over_threads(make_graph: MakeGraph, name: str) -> None:
-    graph = make_graph(weighted=name in ("gcn", "four layers"))
+    graph = make_graph(weighted=name in ("gcn", "gcn plain", "four layers"))
     expected = alone(graph, name)
     assert expected.steps == 20
     for num_ranks, kind in ((1, "hash"), (2, "metis"), (3, "empty"), (4, "skewed")):
@@ -171,6 +174,34 @@ def test_models_whose_lower_layers_are_split(
     graph = make_graph(weighted=name == "gcn")
     found = run_in_threads(4, fit_share, graph, owners(graph, 4, "skewed"), name, options)
     assert_same(found, alone(graph, name))
+
+
+@pytest.mark.parametrize("name", ["sage", "gcn", "gin"])
+@pytest.mark.parametrize("options", [{}, {"split_depth": 2}, {"cache": 1500}, {"bits": 8}])
+def test_sums_send_less(make_graph: MakeGraph, name: str, options: dict[str, Any]) -> None:
+    graph, once = make_graph(weighted=name == "gcn"), {**options, "max_epochs": 1}
+    found = [
+        run_in_threads(3, fit_share, graph, owners(graph, 3, "hash"), name, {**once, "split_sums": with_sums})
+        for with_sums in (False, True)
+    ]
+    sent = [[each.sent.bytes for each in side] for side in found]
+    assert sum(each["hidden"] for each in sent[1]) < 0.97 * sum(each["hidden"] for each in sent[0])
+    assert sum(sum(each.values()) for each in sent[1]) < sum(sum(each.values()) for each in sent[0])
+    if "bits" not in options:
+        assert_same(found[0], alone(graph, name, max_epochs=1))
+        assert_same(found[1], alone(graph, name, max_epochs=1))
+
+
+@pytest.mark.parametrize("name", ["sage max", "gat", "wrapped"])
+def test_layers_that_do_more_than_sum_send_rows(make_graph: MakeGraph, name: str) -> None:
+    graph = make_graph()
+    sent = [
+        run_in_threads(
+            2, fit_share, graph, owners(graph, 2, "hash"), name, {"split_sums": with_sums, "max_epochs": 1}
+        )[0].sent.bytes
+        for with_sums in (False, True)
+    ]
+    assert sent[0] == sent[1]
 
 
 def test_copies_send_fewer_rows(make_graph: MakeGraph) -> None:

@@ -27,9 +27,16 @@ SPLIT: dict[str, Any] = {"strategy": "split", "num_neighbors": [4, 3, 3], "batch
 
 
 def run(
-    graph: Graph, options: dict[str, Any], where: str, run_dir: Path | None = None, restarts: int = 0
+    graph: Graph,
+    options: dict[str, Any],
+    where: str,
+    run_dir: Path | None = None,
+    restarts: int = 0,
+    num_ranks: int = 3,
 ) -> dict[str, Tensor]:
-    given = Launch(num_ranks=3, peer_timeout_s=5, start_timeout_s=90, pin=False, max_restarts=restarts)
+    given = Launch(
+        num_ranks=num_ranks, peer_timeout_s=5, start_timeout_s=90, pin=False, max_restarts=restarts
+    )
     folder = None if run_dir is None else str(run_dir)
     found: dict[str, Tensor] = launch.run(halo_dying.train, (graph, options, where, 1, folder), given)
     return found
@@ -39,6 +46,23 @@ def run(
 def test_a_rank_killed_in_a_shuffle_is_named(make_graph: MakeGraph, where: str) -> None:
     with pytest.raises(PeerError, match=r"rank 1 .*was (lost|killed)"):
         run(make_graph(), SPLIT, where)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_a_rank_of_another_group_is_named_too(make_graph: MakeGraph, where: str) -> None:
+    """Rank 1 dies; ranks 2 and 3, which exchange nothing with it but gradients, end as soon as rank 0 does."""
+    with pytest.raises(PeerError, match=r"rank 1 .*was (lost|killed)"):
+        run(make_graph(), {**SPLIT, "split_groups": 2}, where, num_ranks=4)
+
+
+@pytest.mark.slow
+def test_a_restart_of_groups_gives_the_same_weights(make_graph: MakeGraph, tmp_path: Path) -> None:
+    graph, given = make_graph(), {**SPLIT, "split_groups": 2, "checkpoint_every": 3}
+    whole = run(graph, given, "nowhere", run_dir=tmp_path / "whole", num_ranks=4)
+    found = run(graph, given, "backward", run_dir=tmp_path / "struck", restarts=1, num_ranks=4)
+    for name, value in whole.items():
+        assert torch.equal(found[name], value), name
 
 
 @pytest.mark.slow

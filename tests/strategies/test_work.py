@@ -63,9 +63,10 @@ def run_steps(
     assert held.split is not None
     model = MODELS[name](graph.num_features, graph.num_classes).double()
     strategy, team = find(variant.strategy), Team(line)
-    config = strategy.Config(
-        num_neighbors=FAN_OUTS, batch_size=BATCH, seed=SEED, prefetch=0, **variant.options(CACHE)
-    )
+    options = variant.options(CACHE)
+    if variant.strategy == "split":
+        options["split_sums"] = False  # rows are what is counted
+    config = strategy.Config(num_neighbors=FAN_OUTS, batch_size=BATCH, seed=SEED, prefetch=0, **options)
     whole = strategy.hold(held, place("cpu", "64-true"), team, config)
     step: Any = strategy.build(
         model, held, config, train_ids=held.split.train, whole=whole, loss=cross_entropy_sum, team=team

@@ -96,7 +96,11 @@ def command(
         ),
     ] = None,
     partitioner: Annotated[
-        str, typer.Option(help="metis | fennel | ldg | hash | block.", rich_help_panel="Ranks")
+        str,
+        typer.Option(
+            help="metis | fennel | ldg | hash | block. Strategy split follows the mini-batches it will draw.",
+            rich_help_panel="Ranks",
+        ),
     ] = "auto",
     feature_dtype: Annotated[
         str,
@@ -137,6 +141,22 @@ def command(
             show_default=False,
         ),
     ] = None,
+    split_sums: Annotated[
+        bool,
+        typer.Option(
+            "--split-sums/--no-split-sums",
+            help="Strategy split sends sums of rows where they are fewer bytes than the rows.",
+            rich_help_panel="Ranks",
+        ),
+    ] = True,
+    split_groups: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Groups of ranks (hosts) in strategy split: each holds all parts and splits its slice of every mini-batch.",
+            rich_help_panel="Ranks",
+        ),
+    ] = 1,
     delta: Annotated[
         bool,
         typer.Option(
@@ -320,6 +340,8 @@ def command(
         "aggregate_inputs": aggregate_inputs,
         "macro": int(macro) if macro.isdecimal() else macro,
         "split_depth": int(split_depth) if split_depth and split_depth.isdecimal() else split_depth,
+        "split_sums": split_sums,
+        "split_groups": split_groups,
         "delta": delta,
         "share_variates": share_variates,
         "bits": int(bits) if bits.isdecimal() else bits,
@@ -345,7 +367,13 @@ def command(
             start_timeout_s=start_timeout,
             peer_timeout_s=peer_timeout,
             max_restarts=max_restarts,
-            agreed={"graph": name, "model": [model, layers, hidden], "fan-outs": fan_outs, "seed": seed},
+            agreed={
+                "graph": name,
+                "model": [model, layers, hidden],
+                "fan-outs": fan_outs,
+                "seed": seed,
+                "split groups": split_groups,
+            },
         )
         _train_on_ranks(
             recipe, options, run_dir, asked, parts, partitioner, overwrite=overwrite, as_json=as_json
@@ -403,6 +431,7 @@ def _train_on_ranks(
     """The same on several ranks: check what can be checked here, start them, show what rank 0 came to."""
     from polyhop import launch
     from polyhop.cli.ranks import check_parts, check_procedural, is_first_process, train_rank
+    from polyhop.comm import group_size
     from polyhop.datasets import is_procedural
     from polyhop.train.folder import automatic_name
     from polyhop.trainer import Trainer
@@ -412,9 +441,12 @@ def _train_on_ranks(
         raise ConfigError(
             "ranks train on mini-batches: give --fanout, one number per layer, such as --fanout 15,10 (-1 = all neighbours)"
         )
+    groups = options["split_groups"]
+    if asked.num_ranks is not None:
+        group_size(asked.num_ranks, groups)
     check_procedural(recipe, parts, partitioner)
     if parts is not None and parts.exists() and not launch.is_rank_process():
-        check_parts(parts, recipe, asked.num_ranks, is_whole=asked.engine != "ray")
+        check_parts(parts, recipe, asked.num_ranks, groups, is_whole=asked.engine != "ray")
     folder = automatic_name(Path(recipe.source).name, recipe.model) if run_dir == "auto" else Path(run_dir)
     if asked.engine == "ray":  # its ranks work where Ray was started, not here
         folder, parts = folder.absolute(), None if parts is None else parts.absolute()

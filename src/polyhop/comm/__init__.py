@@ -1,7 +1,18 @@
 """How ranks exchange tensors, every byte counted: the only code that touches torch.distributed."""
 
 from polyhop.comm.collective import Collective, Pending
+from polyhop.comm.groups import GroupLine, TieredLine, group_size
 from polyhop.comm.threads import ThreadCollective, run_in_threads
 from polyhop.comm.traffic import Cost, Traffic
 
-__all__ = ["Collective", "Cost", "Pending", "ThreadCollective", "Traffic", "run_in_threads"]
+__all__ = [
+    "Collective",
+    "Cost",
+    "GroupLine",
+    "Pending",
+    "ThreadCollective",
+    "TieredLine",
+    "Traffic",
+    "group_size",
+    "run_in_threads",
+]

@@ -20,7 +20,7 @@ from torch import Tensor
 from polyhop.comm.traffic import Traffic
 from polyhop.errors import InputError
 
-__all__ = ["Collective", "Pending", "is_summed_everywhere", "slices"]
+__all__ = ["Collective", "Pending", "is_summed_everywhere", "slices", "summed"]
 
 T = TypeVar("T")
 _EXPECTED = 1  # tag of messages whose receives were posted ahead
@@ -134,7 +134,7 @@ class Collective(ABC):
         if is_summed_everywhere(flat.numel() * flat.element_size(), self.num_ranks):
             everyone = [flat] * self.num_ranks
             whole = self.start_all_to_all(everyone, kind=kind, counts=[flat.numel()] * self.num_ranks)
-            return Pending(lambda: _sum(whole.wait()).view(tensor.shape))
+            return Pending(lambda: summed(whole.wait()).view(tensor.shape))
         bounds = slices(flat.numel(), self.num_ranks)
         sizes = [stop - start for start, stop in pairwise(bounds)]
         mine = sizes[self.rank]
@@ -142,7 +142,7 @@ class Collective(ABC):
         scattered = self.start_all_to_all(pieces, kind=kind, counts=[mine] * self.num_ranks)
 
         def result() -> Tensor:
-            total = _sum(scattered.wait())
+            total = summed(scattered.wait())
             return torch.cat(self.all_gather(total, kind=kind, counts=sizes)).view(tensor.shape)
 
         return Pending(result)
@@ -164,8 +164,8 @@ class Collective(ABC):
         received = self._post([None] * self.num_ranks, receive, _EXPECTED)
 
         def give(own: Tensor) -> Pending[Tensor]:
-            for _ in peers:
-                self.traffic.sent(kind, size * dtype.itemsize)
+            for q in peers:
+                self.traffic.sent(kind, size * dtype.itemsize, self._outer(q))
             self.traffic.waited()
             own = own.contiguous()
             send = [None if q == self.rank else own for q in range(self.num_ranks)]
@@ -175,7 +175,7 @@ class Collective(ABC):
                 received()
                 sent()
                 pieces[self.rank] = own
-                return _sum(pieces)
+                return summed(pieces)
 
             return Pending(result)
 
@@ -237,11 +237,15 @@ class Collective(ABC):
             is_sent = piece is not None and q != self.rank and piece.numel() > 0
             leaving.append(piece.contiguous() if is_sent and piece is not None else None)
             if is_sent and piece is not None:
-                self.traffic.sent(kind, piece.numel() * piece.element_size())
+                self.traffic.sent(kind, piece.numel() * piece.element_size(), self._outer(q))
         arriving = [piece if piece is not None and piece.numel() else None for piece in receive]
         if self.num_ranks > 1:
             self.traffic.waited()
         return self._post(leaving, arriving)
+
+    def _outer(self, rank: int) -> int:
+        """The number by which a rank is counted: where this line is a few of the ranks, that among all."""
+        return rank
 
     def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=self.device)
@@ -262,7 +266,7 @@ class Collective(ABC):
             raise InputError(f"rank {rank} is no peer of rank {self.rank} among {self.num_ranks} ranks")
 
 
-def _sum(pieces: Sequence[Tensor]) -> Tensor:
+def summed(pieces: Sequence[Tensor]) -> Tensor:
     """In rank order, a new tensor."""
     first, second, *others = pieces
     total = first + second

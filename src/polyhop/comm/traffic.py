@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,15 +79,19 @@ class Traffic:
         self._lock = threading.Lock()
         self._bytes: Counter[str] = Counter()
         self._messages: Counter[str] = Counter()
+        self._to: Counter[tuple[str, int, str]] = Counter()  # by (kind, rank, "bytes" | "messages")
         self._rounds = 0
 
-    def sent(self, kind: str, num_bytes: int) -> None:
-        """One message left."""
+    def sent(self, kind: str, num_bytes: int, to: int | None = None) -> None:
+        """One message left, for rank ``to`` of all ranks."""
         if kind not in KINDS:
             raise ValueError(f"unknown kind of traffic {kind!r}: one of {', '.join(KINDS)}")
         with self._lock:
             self._bytes[kind] += num_bytes
             self._messages[kind] += 1
+            if to is not None:
+                self._to[kind, to, "bytes"] += num_bytes
+                self._to[kind, to, "messages"] += 1
 
     def waited(self) -> None:
         """One more time that this rank depends on its peers' answers."""
@@ -98,6 +102,15 @@ class Traffic:
         """All that was counted so far; the difference of two is what happened between them."""
         with self._lock:
             return Cost(dict(self._bytes), dict(self._messages), self._rounds)
+
+    def to(self, ranks: Collection[int]) -> Cost:
+        """The same of what went to these ranks alone; rounds are not told apart."""
+        found: dict[str, Counter[str]] = {"bytes": Counter(), "messages": Counter()}
+        with self._lock:
+            for (kind, rank, what), value in self._to.items():
+                if rank in ranks:
+                    found[what][kind] += value
+        return Cost(dict(found["bytes"]), dict(found["messages"]))
 
     def to_json(self) -> dict[str, Any]:
         return self.now().to_json()

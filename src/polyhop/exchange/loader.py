@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from polyhop.comm import Collective
+from polyhop.comm.collective import slices
 from polyhop.errors import ConfigError
 from polyhop.exchange.features import NodeFacts, RowFetch
 from polyhop.graph import Block, PooledRows, SparseRows
@@ -39,10 +40,20 @@ class PartBatch:
 
 
 class Seeds:
-    """The training nodes of all ranks, in the order of an epoch. Made by all ranks together (ids are exchanged)."""
+    """The training nodes of all ranks, in the order of an epoch. Made by all ranks together (ids are exchanged).
+
+    Where several groups of ranks hold the whole graph each, ``group`` (of how many) takes its slice of every global batch.
+    """
 
     def __init__(
-        self, user_ids: Tensor, new_ids: Tensor, line: Collective, *, seed: int, batch_size: int
+        self,
+        user_ids: Tensor,
+        new_ids: Tensor,
+        line: Collective,
+        *,
+        seed: int,
+        batch_size: int,
+        group: tuple[int, int] = (0, 1),
     ) -> None:
         counts = [
             int(n)
@@ -57,6 +68,7 @@ class Seeds:
         self._user_ids, self._new_ids = everyone[order], theirs[order]
         self._is_own = owner[order] == line.rank
         self.seed, self.batch_size = seed, batch_size
+        self._group, self.num_groups = group
 
     def __len__(self) -> int:
         return self._user_ids.numel()
@@ -70,10 +82,13 @@ class Seeds:
         words = random_u32(Key(self.seed, epoch).at(Purpose.SHUFFLE), self._user_ids)
         order = torch.sort(words[:, 0] << 31 | words[:, 1] >> 1, stable=True).indices
         new_ids, is_own = self._new_ids[order], self._is_own[order]
-        return [
-            new_ids[start : start + self.batch_size][is_own[start : start + self.batch_size]]
-            for start in range(0, len(self), self.batch_size)
-        ]
+        bounds = [self._slice(step) for step in range(self.num_steps)]
+        return [new_ids[start:stop][is_own[start:stop]] for start, stop in bounds]
+
+    def _slice(self, step: int) -> tuple[int, int]:
+        """What the group takes of a step, in the order of the epoch."""
+        start, cuts = step * self.batch_size, slices(self.count(step), self.num_groups)
+        return start + cuts[self._group], start + cuts[self._group + 1]
 
     def count(self, step: int) -> int:
         """Seeds of all ranks in a step."""

@@ -7,9 +7,10 @@
 Draws are keyed by the user's id of a node, so all frontiers together are those of one process, and no two share a node. A
 part knows its halo's ids and degrees, so ids are all that is exchanged.
 
-Two ways to send less. ``copies``: input rows of some nodes elsewhere are here from the start, and are not asked for.
+Ways to send less. ``copies``: input rows of some nodes elsewhere are here from the start, and are not asked for.
 ``depth`` below the number of layers: hops above are drawn by each rank for its own seeds (as in ``data``: nearly all that is
 read twice is read in the last hops), and one frontier of any nodes (``Joint``) asks owners for the rows below it.
+``prices``: sums of rows cross in place of the rows where they are fewer bytes (``wanted``).
 
 Legend: F own frontier of a hop, F' the next one, H sources elsewhere, n own nodes of the part, U nodes of a joint, P ranks.
 """
@@ -17,17 +18,18 @@ Legend: F own frontier of a hop, F' the next one, H sources elsewhere, n own nod
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from polyhop.comm import Collective
-from polyhop.errors import ConfigError, PeerError, unknown
+from polyhop.errors import ConfigError, unknown
 from polyhop.exchange.crossing import Lists
 from polyhop.exchange.features import FactFormat, NodeFacts, RowFetch
 from polyhop.exchange.loader import Seeds, blocks_of
-from polyhop.graph import Block, Part, SparseRows
+from polyhop.exchange.wanted import FarEdges, Price, Wanted, told, with_sums
+from polyhop.graph import Block, Part, SparseRows, Sums
 from polyhop.kernels import Key, Purpose
 from polyhop.kernels.owners import by_owner
 from polyhop.kernels.relabel import Relabel
@@ -44,8 +46,9 @@ __all__ = ["Copies", "Joint", "SharedBatch", "SharedDraw", "SharedLayer", "Share
 class SharedLayer:
     """This rank's edges of one layer. Sources: own rows (F', its first F are the destinations), then the halo's."""
 
-    block: Block
+    block: Block  # edges that are in a sum from elsewhere are not in it
     lists: Lists
+    sums: Sums | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +106,9 @@ class SharedSampler:
         method: str = "uniform",
         depth: int | None = None,
         copies: Tensor | None = None,
+        prices: Sequence[Price | None] | None = None,
     ) -> None:
+        """``prices``: of a row at each layer, input layer first; None: where, or if at all, no sums cross."""
         if method not in METHODS:
             raise ConfigError(unknown("sampling method", method, METHODS))
         self.part, self.wire, self.seed, self.method = part, wire, seed, method
@@ -114,6 +119,7 @@ class SharedSampler:
             above = self.num_neighbors[: self._num_above]
             self._above = PartSampler(part, above, wire, seed=seed, method=method)
         self._copies = torch.empty(0, dtype=torch.int64) if copies is None else copies
+        self._prices = [None] * len(num_neighbors) if prices is None else list(prices)
         self._relabel = Relabel()
 
     def sample(self, line: Collective, seeds: Tensor, epoch: int, step: int) -> SharedDraw:
@@ -125,9 +131,9 @@ class SharedSampler:
         copied = self._copies[:0]
         for hop in range(self._num_above, len(self.num_neighbors)):
             key = Key(self.seed, epoch, step).at(Purpose.SAMPLE, hop)
-            is_last = hop == len(self.num_neighbors) - 1
-            copies = self._copies if is_last else self._copies[:0]
-            layer, frontier, copied = self._hop(line, frontier, self.num_neighbors[hop], key, copies)
+            drawn_rows = self.part.drawn_rows(frontier, self.num_neighbors[hop], key, self.method)
+            copies = self._copies if hop == len(self.num_neighbors) - 1 else self._copies[:0]
+            layer, frontier, copied = self._hop(line, frontier, hop, drawn_rows, copies)
             layers.append(layer)
         return SharedDraw(tuple(reversed(layers)), frontier, copied, joint)
 
@@ -169,53 +175,94 @@ class SharedSampler:
         return [layout.decode(data, count) for data, count in zip(arriving, counts, strict=True)]
 
     def _hop(
-        self, line: Collective, frontier: Tensor, fanout: int, key: int, copies: Tensor
+        self,
+        line: Collective,
+        frontier: Tensor,
+        hop: int,
+        drawn: tuple[Tensor, Tensor, Tensor | None],
+        copies: Tensor,
     ) -> tuple[SharedLayer, Tensor, Tensor]:
-        """(the layer, F', places of the copies that it reads)."""
-        part = self.part
-        counts, sources, weights = part.drawn_rows(frontier, fanout, key, self.method)
+        """(the layer, F', places of the copies that it reads) of what the frontier has drawn."""
+        part, price = self.part, self._prices[len(self.num_neighbors) - 1 - hop]
+        counts, sources, weights = drawn
         is_far = sources >= part.num_nodes
         far, at = torch.unique(sources[is_far].long(), return_inverse=True)
         is_copied = torch.isin(far, copies, assume_unique=True)
         copied, asked_for = far[is_copied], far[~is_copied]
         # Copies stand before what is asked for.
         place = torch.where(is_copied, is_copied.cumsum(0), copied.numel() + (~is_copied).cumsum(0)) - 1
-        wanted, asked = self._ask(line, asked_for)
+        edges = FarEdges.of(is_far, place[at] - copied.numel(), counts)
+        wanted = self._wanted(asked_for, edges, frontier, price, line)
+        asked = self._ask(line, wanted, takes_sums=price is not None)
         self._relabel.start(frontier)
         own = self._relabel.add(sources[~is_far].long())
-        lent = [self._relabel.add(rows).long() for rows in asked]
+        lent = [self._relabel.add(each.rows).long() for each in asked]
         following = self._relabel.ids()
-        rows = torch.cat([following, copied, asked_for])
         num_own = following.numel() + copied.numel()
         indices = torch.empty(sources.numel(), dtype=torch.int32)
         indices[~is_far] = own
         indices[is_far] = (following.numel() + place[at]).to(torch.int32)
         indptr = torch.zeros(frontier.numel() + 1, dtype=torch.int64)
         torch.cumsum(counts, 0, out=indptr[1:])
-        block = self._block(indptr, indices, rows, weights, is_sampled=fanout > 0)
-        return SharedLayer(block, Lists(num_own, lent, wanted)), following, torch.searchsorted(copies, copied)
+        rows = torch.cat([following, copied, asked_for])
+        is_sampled = self.num_neighbors[hop] > 0
+        block = self._block(indptr, indices, rows, weights, is_sampled=is_sampled)
+        layer = SharedLayer(block, Lists(num_own, lent, [each.rows.numel() for each in wanted]))
+        if price is not None:
+            weights = self._weights(line, block, edges, wanted, asked)
+            layer = SharedLayer(*with_sums(block, layer.lists, edges, (wanted, asked), weights))
+        return layer, following, torch.searchsorted(copies, copied)
 
-    def _ask(self, line: Collective, far: Tensor) -> tuple[list[int], list[Tensor]]:
-        """(rows that come from each rank, own rows that each asks for) of halo rows, ascending: they are by owner."""
+    def _wanted(
+        self, far: Tensor, edges: FarEdges, frontier: Tensor, price: Price | None, line: Collective
+    ) -> list[Wanted]:
+        """What is asked of each rank for halo rows, ascending: they are by owner."""
         part = self.part
         ids = part.halo[far - part.num_nodes]
-        cuts = torch.searchsorted(ids, part.bounds).tolist()
-        pieces = [
-            ids[cuts[q] : cuts[q + 1]] - part.bounds[q] for q in range(line.num_ranks)
-        ]  # none of the own
-        return [piece.numel() for piece in pieces], self._exchange(line, pieces)
+        cuts = torch.searchsorted(ids, part.bounds).tolist()  # none of the own
+        sizes, found = part.bounds.diff().tolist(), []
+        for q in range(line.num_ranks):
+            rows = ids[cuts[q] : cuts[q + 1]] - part.bounds[q]
+            if price is None:
+                found.append(Wanted(rows, far[:0], far[:0]))
+                continue
+            its = edges.between(cuts[q], cuts[q + 1])
+            place, to = edges.place[its] - cuts[q], frontier[edges.to[its]]
+            each = Wanted.of(rows, place, to, sizes[q], price, self.wire)
+            found.append(replace(each, edges=its[each.edges]))
+        return found
+
+    def _ask(self, line: Collective, wanted: Sequence[Wanted], *, takes_sums: bool) -> list[Wanted]:
+        """What each rank asks of this one."""
+        sizes = self.part.bounds.diff().tolist()
+        numbers = self._sent(line, [each.numbers(size) for each, size in zip(wanted, sizes, strict=True)])
+        return [told(each, sizes[line.rank], q, takes_sums=takes_sums) for q, each in enumerate(numbers)]
+
+    def _weights(
+        self,
+        line: Collective,
+        block: Block,
+        edges: FarEdges,
+        wanted: Sequence[Wanted],
+        asked: Sequence[Wanted],
+    ) -> Tensor | None:
+        """float [e]: of the entries of all sums that leave: their readers know them."""
+        if block.edge_weight is None:
+            return None
+        sent = [block.edge_weight[edges.at[each.edges]].to(line.device) for each in wanted]
+        came = line.all_to_all(sent, kind="ids", counts=[each.entry.numel() for each in asked])
+        return torch.cat([piece.cpu() for piece in came])
 
     def _exchange(self, line: Collective, pieces: Sequence[Tensor]) -> list[Tensor]:
         """Own rows that each rank asks for, where this one asks each for ``pieces`` (int64, ascending rows of the owner)."""
+        size = self.part.num_nodes
+        numbers = self._sent(line, pieces)
+        return [told(each, size, q, takes_sums=False).rows for q, each in enumerate(numbers)]
+
+    def _sent(self, line: Collective, pieces: Sequence[Tensor]) -> list[Tensor]:
+        """Ascending numbers for each rank; those that came."""
         arriving = line.all_to_all([self.wire.request(piece) for piece in pieces], kind="ids")
-        asked = [self.wire.rows(data) if data.numel() else pieces[0][:0] for data in arriving]
-        for q, rows in enumerate(asked):
-            if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < self.part.num_nodes:
-                raise PeerError(
-                    f"rank {q} asked for rows {int(rows.min())} .. {int(rows.max())}: rank {line.rank} owns "
-                    f"{self.part.num_nodes}"
-                )
-        return asked
+        return [self.wire.rows(data) if data.numel() else pieces[0][:0] for data in arriving]
 
     def _block(
         self, indptr: Tensor, indices: Tensor, rows: Tensor, weights: Tensor | None, *, is_sampled: bool

@@ -50,6 +50,9 @@ class Block:
     )
     rows: Tensor | None = None  # int64 [S]: row of each source in a pool; None = h holds the S rows in order
     is_sampled: bool = False  # some in-edges may be missing
+    num_drawn: Tensor | None = (
+        None  # int64 [D]: edges drawn for each destination, where some are summed elsewhere; None = all are here
+    )
     _cache: dict[str, Any] = field(
         default_factory=dict, repr=False
     )  # what is derived from the edges, by name
@@ -82,6 +85,11 @@ class Block:
     def drawn(self) -> Tensor:
         """int64 [D]: edges of each destination in this block."""
         return self.indptr.diff()
+
+    @property
+    def counted(self) -> Tensor:
+        """int64 [D]: edges drawn for each destination, wherever they are summed."""
+        return self.drawn if self.num_drawn is None else self.num_drawn
 
     def dst_rows(self, h: Tensor) -> Tensor:
         """The destinations' own rows of h [S, ...] (or of the pool, when ``rows`` is set)."""

@@ -234,6 +234,7 @@ def _slice(complete: Block, start: int, stop: int, first: int, end: int) -> Bloc
         dst_start=start - first,
         edge_weight=None if weight is None else weight[low:high],
         is_sampled=complete.is_sampled,
+        num_drawn=None if complete.num_drawn is None else complete.num_drawn[start:stop],
         **per_source,
     )
 

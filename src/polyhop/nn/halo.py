@@ -29,16 +29,19 @@ def over_halo(layer: Any, x: Tensor, block: HaloBlock, carried: Tensor | None, k
     map_first = layer.map_first(block.sizes, True)
     own, none = x if block.num_dst == x.shape[0] else x[: block.num_dst], x[:0]
     like = layer.transform(none, map_first)
-    # Mapped rows cross twice, their gradients too; only they can be summed before all of them are there.
-    width = math.prod(like.shape[1:]) * (1 if block.returns else 2)
-    is_narrow = block.sends_narrow and width <= x.shape[1]
+    # Mapped rows cross twice, their gradients too, fixed ones once: these are mapped where they are read if that is even.
+    width, is_fixed = math.prod(like.shape[1:]), not (block.returns or x.requires_grad)
+    is_narrow = block.sends_narrow and (2 * width < x.shape[1] if is_fixed else width <= x.shape[1])
     crosses_mapped = like is none or is_narrow or block.shards is not None
-    reader = _Reader(layer, block)
+    reader = _Reader(layer, block, crosses_mapped)
     if crosses_mapped:
         m = layer.transform(x, map_first)
         m, tail, arrive = block.channel.leave(m, block.first, reader, _sums(layer, block, m))
     else:
-        x, _, arrive = block.channel.leave(x, block.first, reader)
+        # Sums are mapped as rows are, where it makes no difference which comes first.
+        x, _, arrive = block.channel.leave(x, block.first, reader, _sums(layer, block, x))
+        if is_fixed:  # what crosses does not depend on it, so a rank does what is cheaper for its own block
+            map_first = layer.map_first(block.complete, False)
         m = layer.transform(x, map_first)
         tail = m[block.first :]
     pieces = _Pieces(layer, map_first, own, carried, block.central.num_dst, key)
@@ -61,9 +64,12 @@ class _Reader:
 
     layer: Any
     block: HaloBlock
+    is_mapped: bool = True  # what crosses
 
     @property
     def is_linear(self) -> bool:
+        if not (self.is_mapped or self.layer.maps_linearly):
+            return False
         return self.layer.linear(self.block.central, torch.float32) is not None
 
     def weights(self) -> Tensor:

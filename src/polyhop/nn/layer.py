@@ -54,6 +54,9 @@ class Layer(nn.Module):
     has_pieces: ClassVar[bool] = True  # False for wrapped layers, which have only ``forward``
     reads_own: bool = False  # update needs the destinations' input rows
     reads_pooled: bool = False  # aggregate reads rows in two places; else they are gathered for it
+    maps_linearly: bool = (
+        True  # transform is a product, so that sums of rows may be mapped in place of the rows
+    )
     gives_own: bool = False  # the result is a new tensor that no backward pass reads: it may be overwritten
     takes_carried: ClassVar[bool] = False  # update needs rows carried from earlier (GCNII's h0)
 

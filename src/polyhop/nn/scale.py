@@ -74,7 +74,7 @@ def mean_scale(block: Block, dtype: torch.dtype) -> Tensor:
 
     def make() -> Tensor:
         known = None if block.is_sampled else block.in_degree
-        counts = block.drawn.clamp_(min=1) if known is None else _destinations(block, known).clamp(min=1)
+        counts = block.counted.clamp(min=1) if known is None else _destinations(block, known).clamp(min=1)
         return counts.to(dtype).reciprocal_()
 
     return _kept(block, f"mean.{dtype}", make)
@@ -87,7 +87,7 @@ def sum_scale(block: Block, dtype: torch.dtype) -> Tensor | None:
 
     def make() -> Tensor:
         degree = _destinations(block, _required(block.in_degree, "in_degree")).to(dtype)
-        return degree / block.drawn.clamp(min=1).to(dtype)
+        return degree / block.counted.clamp(min=1).to(dtype)
 
     return _kept(block, f"sum.{dtype}", make)
 
@@ -120,7 +120,7 @@ def _kept(block: Block, name: str, make: Callable[[], T], keep: bool = True) -> 
     """The block's value of that name, made on first use. Never one made from other tensors (see dataclasses.replace)."""
     source = (
         block.indptr, block.indices, block.edge_weight, block.in_degree, block.in_weight, block.loop_weight,
-        block.num_src, block.dst_start, block.is_sampled,
+        block.num_src, block.dst_start, block.is_sampled, block.num_drawn,
     )  # fmt: skip
     if name in block._cache:
         made_from, value = block._cache[name]
@@ -215,7 +215,7 @@ def _with_stored_loops(block: Block, dtype: torch.dtype, fill: float, total: Ten
     if not block.is_sampled:
         return GcnScales(src, dst, dst * dst * (wanted - drawn_sum))
     degree = _destinations(block, _required(block.in_degree, "in_degree") - has_loop.int())
-    drawn = block.drawn - drawn_loops
+    drawn = block.counted - drawn_loops
     ratio = torch.where(drawn > 0, degree.to(dtype) / drawn.clamp(min=1).to(dtype), 1.0)
     return GcnScales(src, dst * ratio, dst * dst * (wanted - ratio * drawn_sum))
 

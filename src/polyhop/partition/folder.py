@@ -173,12 +173,14 @@ class PartitionFolder:
         split = None if sets[0] is None else Split(*(s if s is not None else given["halo"][:0] for s in sets))
         return Part(index, self.bounds, x=self._features(index, mmap, features), split=split, **given)
 
-    def check_ranks(self, num_ranks: int) -> None:
-        """PartitionError unless so many ranks can share the parts."""
+    def check_ranks(self, num_ranks: int, num_groups: int = 1) -> None:
+        """PartitionError unless so many ranks can share the parts; in groups, the ranks of each."""
+        num_ranks //= num_groups
         if num_ranks < 1 or self.num_parts % num_ranks:
+            each = f" of each of {num_groups} groups" if num_groups > 1 else ""
             raise PartitionError(
-                f"{self.path} has {self.num_parts} parts, which {num_ranks} ranks cannot share evenly: use a number "
-                f"of ranks that divides {self.num_parts}, or partition again with --parts {num_ranks}"
+                f"{self.path} has {self.num_parts} parts, which {num_ranks} ranks{each} cannot share evenly: use a number "
+                f"of ranks{each and ' per group'} that divides {self.num_parts}, or partition again with --parts {num_ranks}"
             )
 
     def for_rank(self, rank: int, num_ranks: int, *, mmap: bool = True, features: str = "auto") -> Part:

@@ -27,6 +27,7 @@ __all__ = [
     "account",
     "account_gradients",
     "account_hops",
+    "account_leaving",
     "account_rows",
     "estimate",
     "estimate_hops",
@@ -174,8 +175,17 @@ def _sizes(found: _Sum, peers: Sequence[int], times: int) -> None:
         found.add("sizes", 8 * len(peers) * times, len(peers) * times)
 
 
-def account_gradients(bucket_sizes: Sequence[int], value_bytes: int, num_ranks: int, rank: int) -> Cost:
-    """What ``rank`` sends to sum the gradients of one step: slices to their summers, the own sum to all; or all at once."""
+def account_gradients(
+    bucket_sizes: Sequence[int], value_bytes: int, num_ranks: int, rank: int, num_groups: int = 1
+) -> Cost:
+    """What ``rank`` sends to sum the gradients of one step: slices to their summers, the own sum to all; or all at once.
+
+    In groups, slices are summed inside first (``comm.TieredLine``).
+    """
+    if num_groups > 1:
+        return _account_inside(bucket_sizes, value_bytes, num_ranks, rank, num_groups) + account_leaving(
+            bucket_sizes, value_bytes, num_ranks, rank, num_groups
+        )
     found = _Sum()
     for size in bucket_sizes:
         if is_summed_everywhere(size * value_bytes, num_ranks):
@@ -186,6 +196,39 @@ def account_gradients(bucket_sizes: Sequence[int], value_bytes: int, num_ranks: 
         mine = bounds[rank + 1] - bounds[rank]
         for q in range(num_ranks):
             if q != rank:
+                found.add("gradients", (bounds[q + 1] - bounds[q]) * value_bytes)
+                found.add("gradients", mine * value_bytes)
+    return found.cost()
+
+
+def account_leaving(
+    bucket_sizes: Sequence[int], value_bytes: int, num_ranks: int, rank: int, num_groups: int
+) -> Cost:
+    """Of what ``rank`` sends to sum the gradients of one step, what goes to ranks of other groups."""
+    near, found = num_ranks // num_groups, Cost()
+    for size in bucket_sizes:
+        if is_summed_everywhere(size * value_bytes, num_ranks):
+            others = num_ranks - near
+            found += Cost({"gradients": others * size * value_bytes}, {"gradients": others})
+        else:
+            bounds = slices(size, near)
+            mine = bounds[rank % near + 1] - bounds[rank % near]
+            found += account_gradients([mine], value_bytes, num_groups, rank // near)
+    return found
+
+
+def _account_inside(
+    bucket_sizes: Sequence[int], value_bytes: int, num_ranks: int, rank: int, num_groups: int
+) -> Cost:
+    """The same of what goes to ranks of the own group."""
+    near, found = num_ranks // num_groups, _Sum()
+    for size in bucket_sizes:
+        is_whole, bounds = is_summed_everywhere(size * value_bytes, num_ranks), slices(size, near)
+        mine = bounds[rank % near + 1] - bounds[rank % near]
+        for q in range(near):
+            if q != rank % near and is_whole:
+                found.add("gradients", size * value_bytes)
+            elif q != rank % near:
                 found.add("gradients", (bounds[q + 1] - bounds[q]) * value_bytes)
                 found.add("gradients", mine * value_bytes)
     return found.cost()

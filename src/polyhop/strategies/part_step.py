@@ -181,10 +181,10 @@ def included(part: Part, start: Tensor, fan_outs: Sequence[int], line: Collectiv
 def halo_inclusion(
     graph: SharedGraph, train_ids: Tensor, seeds: Seeds, fan_outs: Sequence[int], line: Collective
 ) -> Tensor:
-    """float64 [H]: the probability that own nodes of one mini-batch of all ranks draw each halo node in the last hop."""
+    """float64 [H]: the probability that own nodes of one mini-batch of these ranks draw each halo node in the last hop."""
     part = graph.stored("what nodes are read most")
     start = torch.zeros(part.num_nodes, 1, dtype=torch.float64)
-    start[train_ids] = min(1.0, seeds.batch_size / len(seeds))
+    start[train_ids] = min(1.0, seeds.batch_size / seeds.num_groups / len(seeds))
     *before, last = fan_outs
     known, block = included(part, start, before, line)[-1][:, 0], part.block()
     degree = block.drawn.double().clamp(min=1)

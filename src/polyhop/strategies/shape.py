@@ -45,7 +45,7 @@ class LayerShape:
     fixed: float  # of all other products, a destination
     is_first: bool  # its inputs need no gradient
     map_first: MapFirst  # where it is not split
-    maps_split: bool  # whether it maps before it sums where it is split
+    maps_split: bool | None  # whether it maps before it sums where it is split; None: as where it is not
     state_bytes: int  # of what the model carries after it, a row
     state_values: int
     carries_gradient: bool
@@ -58,7 +58,7 @@ class LayerShape:
 
     def computed(self, sizes: Sizes, mapped: float | None = None) -> tuple[float, float]:
         """(values aggregated, flops), forward and backward. ``mapped``: rows that are, where the layer is split."""
-        is_mapped = self.map_first(sizes) if mapped is None else self.maps_split
+        is_mapped = self.map_first(sizes) if mapped is None or self.maps_split is None else self.maps_split
         columns = self.mapped_columns if is_mapped else self.in_columns
         values = sizes.num_edges * columns * (1 if self.is_first and not is_mapped else 2)
         rows = (sizes.num_src if mapped is None else mapped) if is_mapped else sizes.num_dst
@@ -157,7 +157,7 @@ def _layer(
 ) -> LayerShape:
     """Of a layer that reads such rows, of which there are none."""
     width = mapped = _columns(rows)
-    movable, maps_split = 0.0, False
+    movable, maps_split, is_fixed = 0.0, False, not rows.requires_grad
     map_first: MapFirst = _never
     if conv is not None:
         products = _products(conv)
@@ -167,18 +167,19 @@ def _layer(
             mapped = _columns(made)
             movable = min(float(width * mapped), products)
             map_first, maps_split = _asked(conv, at > 0), conv.map_first(Sizes.of_many(1), True)
+    crosses_mapped = maps_split and (2 * mapped < width if is_fixed else mapped <= width)
     return LayerShape(
         columns=seen.columns,
         value_bytes=seen.value_bytes,
         returns=seen.has_gradient,
-        crosses_mapped=maps_split and mapped * (1 if at else 2) <= width,
+        crosses_mapped=crosses_mapped,
         in_columns=width,
         mapped_columns=mapped,
         movable=movable,
         fixed=products - movable,
         is_first=at == 0,
         map_first=map_first,
-        maps_split=maps_split,
+        maps_split=None if is_fixed and not crosses_mapped and maps_split else maps_split,
         state_bytes=sum(_columns(each) * each.element_size() for each in carried),
         state_values=sum(map(_columns, carried)),
         carries_gradient=any(each.requires_grad for each in carried),

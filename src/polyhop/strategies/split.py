@@ -12,13 +12,18 @@ that narrows maps rows before they cross; input rows are fixed, so unmapped ones
 Options: ``split_depth`` k: only the k layers nearest the inputs are split, ranks compute those above for their own seeds
 ("auto": as many as are expected to take least time, ``strategies/split_auto.py``);
 ``cache_bytes``: input rows of the nodes elsewhere that are read most are copied to every reader at the start; ``bits``: rows
-between layers, and their gradients, as unbiased integers of so many bits.
+between layers, and their gradients, as unbiased integers of so many bits; ``split_sums``: where a layer sums what it reads,
+a destination's sum over rows of one rank crosses in place of the rows wherever that is fewer bytes, lists of them included.
+``split_groups``: the team's ranks form G groups (hosts) that hold all parts each; a group takes a slice of every
+mini-batch's seeds and splits that, all as above with P / G ranks, and nothing leaves it but sums of gradients, one part in
+P / G of them.
 
 Bytes a rank sends per step (P ranks, L layers, k_hq ids that it asks of rank q at hop h, s_lr rows of layer l that rank r
 asked of it, D_l columns that cross at layer l):
 
     ids        sum_h sum_q varint(k_hq)
-    hidden     sum_l sum_r s_lr * 4 D_l  forward  +  sum_l sum_q k_lq * 4 D_l  backward (not of unmapped input rows)
+    hidden     sum_l sum_r s_lr * 4 D_l  forward  +  sum_l sum_q k_lq * 4 D_l  backward (not of unmapped input rows);
+               with sums, k_lq in ``ids`` has their entries too, and here it is the rows and sums that cross
     gradients  as ``data``
     sizes      8 (P - 1) a hop
 
@@ -43,9 +48,11 @@ from polyhop.exchange import Crossing, GradientSum, RowFetch, RowFormat, Seeds, 
 from polyhop.exchange.crossing import Lists, Messages, matrix
 from polyhop.exchange.quantised import QuantisedMessages
 from polyhop.exchange.split import Copies, Joint, SharedBatch, SharedLayer, SharedLoader, SharedSampler
+from polyhop.exchange.wanted import Price
 from polyhop.graph import Block, Graph, HaloBlock, SharedGraph, Sizes, SparseRows
 from polyhop.kernels.keys import Key
 from polyhop.sample.wire import Wire
+from polyhop.strategies.halo_cost import crossings
 from polyhop.strategies.held import HeldPart
 from polyhop.strategies.part_step import checked_fan_outs, halo_inclusion
 from polyhop.strategies.split_auto import choose
@@ -72,11 +79,12 @@ class Config:
     bits: int | str = 32  # of a value between layers: 1 | 2 | 4 | 8 | 16 | 32
     split_depth: int | str | None = None  # layers that are split, from the inputs; None: all; "auto": chosen
     cache_bytes: int = 0  # of input rows of other ranks' nodes that are copied here
+    split_sums: bool = True  # sums of rows cross where they are fewer bytes
 
 
 def hold(graph: SharedGraph, placement: Placement, team: Team, config: Config) -> HeldPart:
     """What evaluation needs of this rank's part."""
-    return HeldPart(graph, placement, team.line, _fetch(graph, config))
+    return HeldPart(graph, placement, team.group, _fetch(graph, config))
 
 
 def _fetch(graph: SharedGraph, config: Config) -> RowFetch:
@@ -117,38 +125,56 @@ def build(
     seeds = Seeds(
         part.facts_of(train_ids)[0],
         train_ids + part.start,
-        team.line,
+        team.group,
         seed=config.seed,
         batch_size=config.batch_size,
+        group=(team.group_index, team.num_groups),
     )
     if len(seeds) == 0:
         raise ConfigError(
             "the train set is empty: no node is both in the train split and labelled (label -1 = none)"
         )
     fetch = _fetch(graph, config)
-    copies = _copies(graph, train_ids, seeds, fan_outs, config, fetch, team.line)
+    copies = _copies(graph, train_ids, seeds, fan_outs, config, fetch, team.group)
     chosen, wire = None, Wire(graph.num_nodes, part.edge_weight is not None)
     if isinstance(depth, str):
         chosen = choose(
-            model, graph, team.line, whole.placement, train_ids=train_ids, num_neighbors=fan_outs,
-            batch_size=config.batch_size, prefetch=config.prefetch, cache_bytes=config.cache_bytes, must_copy=True,
-            feature_dtype=config.feature_dtype, bits=int(config.bits), strategies=(NAME,),
+            model, graph, team.group, whole.placement, train_ids=train_ids, num_neighbors=fan_outs,
+            batch_size=config.batch_size * team.group.num_ranks // team.line.num_ranks, prefetch=config.prefetch,
+            cache_bytes=config.cache_bytes, must_copy=True, feature_dtype=config.feature_dtype,
+            bits=int(config.bits), strategies=(NAME,),
         )  # fmt: skip
         depth = int(chosen.options["split_depth"])
+    prices = _prices(model, graph, config, whole.placement) if config.split_sums else None
 
     def sampler(depth: int) -> SharedSampler:
         return SharedSampler(
             part, fan_outs, wire, seed=config.seed, method=config.sampler, depth=depth,
-            copies=None if copies is None else copies.rows,
+            copies=None if copies is None else copies.rows, prices=prices,
         )  # fmt: skip
 
     loader = SharedLoader(
-        team.line.fork(), sampler(depth), fetch, seeds, prefetch=config.prefetch, copies=copies, trace=trace
+        team.group.fork(), sampler(depth), fetch, seeds, prefetch=config.prefetch, copies=copies, trace=trace
     )
     step = _SplitStep(model, loader, whole.placement, (loss, terms_per_row), int(config.bits), trace, team)
     if chosen is not None:
         step.choose_depth(depth, sampler, chosen.reason)
     return step
+
+
+def _prices(model: nn.Module, graph: SharedGraph, config: Config, placement: Placement) -> list[Price | None]:
+    """Of a row at each layer; None where a layer does more than sum what it reads."""
+    with placement.context():
+        seen = crossings(
+            model, graph.num_features, Sizes.of_many(graph.num_nodes), num_plain=0, returns_inputs=False
+        )
+    weight_bytes = 0 if graph.part.edge_weight is None else 4
+    return [
+        Price(each.columns, each.value_bytes, int(config.bits), each.has_gradient, weight_bytes)
+        if each.is_linear
+        else None
+        for each in seen
+    ]
 
 
 def _copies(
@@ -188,9 +214,9 @@ class _SplitStep:
         self._model, self._forward = as_layered(model), forward_of(model)
         self.loader, self._placement = loader, placement
         (self._loss, self._terms_per_row), self._bits, self._trace = loss, bits, trace
-        self._line = team.line.fork()
+        self._line = team.group.fork()
         parameters = [p for p in model.parameters() if p.requires_grad]
-        self._sum = GradientSum(parameters, team.line, asks_to_stop=team.asks_to_stop)
+        self._sum = GradientSum(parameters, team.summing, asks_to_stop=team.asks_to_stop)
         self.columns: list[int] = []  # that cross at each layer, once a step was made
         self.notes: list[str] = []
         self._depth: int | None = None  # that was chosen
@@ -275,7 +301,9 @@ class _SplitStep:
     def _block(self, index: int, layer: SharedLayer, channel: Crossing) -> Block:
         complete = self._placement.block(layer.block)
         sizes = Sizes.of_many(complete.num_src)
-        return HaloBlock.of(complete, 0, channel, sizes, returns=index > 0, num_own=layer.lists.num_own)
+        sums = layer.sums and layer.sums.to_device(self._placement.device, self._placement.dtype)
+        num_own = layer.lists.num_own
+        return HaloBlock.of(complete, 0, channel, sizes, returns=index > 0, num_own=num_own, sums=sums)
 
     def close(self) -> None:
         """Let go of the lines, with the other ranks."""

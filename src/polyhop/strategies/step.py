@@ -16,7 +16,7 @@ from typing import Any, Protocol, cast, overload
 import torch
 from torch import Tensor, nn
 
-from polyhop.comm import Collective
+from polyhop.comm import Collective, GroupLine, TieredLine, group_size
 from polyhop.errors import ConfigError, UnsupportedError, unknown
 from polyhop.graph import Block, FeatureStore, Graph, PooledRows, SparseRows
 from polyhop.kernels.keys import Key
@@ -200,6 +200,24 @@ class Team:
 
     line: Collective  # of the thread that trains
     asks_to_stop: Callable[[], bool] = lambda: False  # has this rank been asked to stop?
+    num_groups: int = 1  # of consecutive ranks; each group holds all parts of the graph
+
+    def __post_init__(self) -> None:
+        group_size(self.line.num_ranks, self.num_groups)
+
+    @property
+    def group(self) -> Collective:
+        """The line to the ranks that hold the graph together with this one."""
+        return self.line if self.num_groups == 1 else GroupLine.of(self.line, self.num_groups)
+
+    @property
+    def group_index(self) -> int:
+        return self.line.rank // group_size(self.line.num_ranks, self.num_groups)
+
+    @property
+    def summing(self) -> Collective:
+        """The line to all ranks, for sums: inside groups first, where there are several."""
+        return self.line if self.num_groups == 1 else TieredLine(self.line, self.num_groups)
 
 
 def place(device: str, precision: str) -> Placement:

@@ -28,7 +28,7 @@ _BITS = ("1", "2", "4", "8", "16", "32", "adaptive", "delta", "random")
 _FREE_ON_RESUME = {
     *("max_epochs", "device", "run_dir", "resume", "checkpoint_every", "keep_checkpoints", "progress"),
     *("callbacks", "num_workers", "prefetch", "memory", "spill_dir", "cache", "per_minibatch_rpc", "delta"),
-    *("feature_store", "overlap", "recompute"),
+    *("feature_store", "overlap", "recompute", "split_groups"),
 }
 _ENDING_SCHEDULES = ("cosine", "linear")  # their course depends on max_epochs
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -84,6 +84,10 @@ class Config:
     split_depth: int | str | None = (
         None  # layers that strategy "split" splits, from the inputs; None = all; "auto" = the fastest
     )
+    split_sums: bool = True  # strategy "split" sends sums of rows where they are fewer bytes than the rows
+    split_groups: int = (
+        1  # groups of ranks (hosts) that strategy "split" gives a slice of every mini-batch each
+    )
     bits_lambda: float = 0.5  # of adaptive bits: 0 only time counts, 1 only variance
     bits_group: int = 100  # messages that share a width
     bits_period: int = 50  # epochs between choices of widths
@@ -130,7 +134,7 @@ class Config:
 
     def _check_numbers(self) -> None:
         at_least_one = ("eval_every", "keep_checkpoints", "prefetch", "batch_size", "patience")
-        for name in (*at_least_one, "decay_every", "checkpoint_every"):
+        for name in (*at_least_one, "decay_every", "checkpoint_every", "split_groups"):
             _require(self, name, int, lambda v: v >= 1, "a whole number of at least 1")
         for name in ("max_epochs", "warmup", "num_workers"):
             _require(self, name, int, lambda v: v >= 0, "a whole number of at least 0")
@@ -163,6 +167,11 @@ class Config:
             raise ConfigError(
                 "aggregate_inputs saves the innermost hop of sampling, and training on the full graph samples none: give "
                 "one fan-out per layer, such as num_neighbors=[15, 10] (--fanout 15,10)"
+            )
+        if self.split_groups > 1 and self.strategy != "split":
+            raise ConfigError(
+                f"split_groups={self.split_groups} with strategy {self.strategy!r}: groups split slices of a mini-batch, "
+                "which strategy 'split' alone does: give --strategy split, or leave split_groups out"
             )
         if self.schedule == "step" and self.decay_every is None:
             raise ConfigError("schedule='step' needs decay_every=EPOCHS, the number of epochs between drops")

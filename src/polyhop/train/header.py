@@ -24,6 +24,7 @@ def first_lines(
     run_dir: Path | None,
     notes: Sequence[str] = (),
     num_ranks: int = 1,
+    num_groups: int = 1,
 ) -> dict[str, str]:
     """What to print before training, by name."""
     weights = sum(p.numel() for p in model.parameters())
@@ -39,12 +40,18 @@ def first_lines(
         "machine": _machine(placement),
         "kernels": _kernels(placement),
         "model": f"{type(model).__name__}  {weights:,} weights  {_format(placement)}",
-        "plan": f"{'single process' if num_ranks == 1 else f'{num_ranks} ranks'}, {plan}",
+        "plan": f"{_ranks(num_ranks, num_groups)}, {plan}",
         "run": "no folder (run_dir not given): nothing is saved" if run_dir is None else str(run_dir),
     }
     if notes:
         lines["note"] = "; ".join(notes)
     return lines
+
+
+def _ranks(num_ranks: int, num_groups: int) -> str:
+    if num_ranks == 1:
+        return "single process"
+    return f"{num_ranks} ranks" + (f" in {num_groups} groups" if num_groups > 1 else "")
 
 
 def _machine(placement: Placement) -> str:

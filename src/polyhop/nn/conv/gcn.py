@@ -87,7 +87,7 @@ class GCNConv(Layer):
     def linear(self, block: Block, dtype: torch.dtype) -> Linear | None:
         weight = edge_weight(block, dtype)
         if not self.normalize:
-            return Linear(weight)
+            return Linear(weight, dst=sum_scale(block, dtype))
         s = gcn_scales(block, dtype, improved=self.improved, add_self_loops=self.add_self_loops)
         return Linear(weight, s.src, s.dst)
 

@@ -100,7 +100,7 @@ class GINConv(Layer):
         return SlicedMap(first.weight.shape[0], True, (first.weight,), part, (self.eps,))
 
     def linear(self, block: Block, dtype: torch.dtype) -> Linear | None:
-        return Linear()
+        return Linear(dst=sum_scale(block, dtype))
 
     def aggregate(self, block: Block, m: Messages, e: Any, key: int | None = None) -> Tensor:
         dtype = scale_dtype(m)

@@ -68,6 +68,7 @@ class SAGEConv(Layer):
         if root_weight:
             self.lin_r = nn.Linear(in_channels, out_channels, bias=False)
         self.reads_own = root_weight
+        self.maps_linearly = not project
 
     def reset_parameters(self) -> None:
         """torch.nn.Linear's own initialisation, as in PyG."""
@@ -126,7 +127,8 @@ class SAGEConv(Layer):
     def linear(self, block: Block, dtype: torch.dtype) -> Linear | None:
         if self.aggr == "max":
             return None
-        return Linear(dst=mean_scale(block, dtype)) if self.aggr == "mean" else Linear()
+        make = mean_scale if self.aggr == "mean" else sum_scale
+        return Linear(dst=make(block, dtype))
 
     def aggregate(self, block: Block, m: Messages, e: Any, key: int | None = None) -> Tensor:
         if self.aggr == "max":

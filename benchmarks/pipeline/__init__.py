@@ -1,0 +1,1 @@
+"""Strategy ``pipeline``: what its authors measured, replayed."""

@@ -1,0 +1,211 @@
+"""What a pipeline sends and holds: accounted from its schedule, to the byte; estimated before anything is cut up.
+
+Bytes an epoch of all ranks together, forward and backward (n nodes, b bytes a value, H columns of a layer, C_s columns that
+cross boundary s: the rows themselves and what is carried along, such as GCNII's h0; R(p) rows that p parts read of one
+another, per node; W weights):
+
+    pipeline         2 b n sum_s C_s                                               whatever the depth and the chunks
+    graph parallel   2 b n R(P) sum_l H_l             + 2 (P - 1) b W              as published: every layer, unmapped rows
+    hybrid S x D     2 b n (sum_s C_s + R(D) sum_l H_l) + 2 (D - 1) b W
+
+A pipeline also tells all ranks three numbers a step: the loss, whether to stop, the norm of gradients. What a rank holds
+for the layers l of its stage (T > 1 keeps a copy of the history; q values a row and layer for the backward pass):
+
+    b n sum_l H_l (1 + [T > 1] + 1 + q)      + edges of all chunks of its way + input rows on the first stage
+
+Legend: S stages, D ways, K chunks, L layers, P ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from polyhop.comm import Cost
+from polyhop.errors import InputError
+from polyhop.strategies.data_cost import account_gradients
+from polyhop.strategies.pipeline_schedule import Direction, Layout, Schedule
+from polyhop.strategies.pipeline_simulate import bubble
+
+__all__ = [
+    "TAIL",
+    "Boundary",
+    "Facts",
+    "Volume",
+    "account",
+    "account_boundaries",
+    "break_even_depth",
+    "estimate",
+    "estimate_bubble",
+    "graph_parallel_volume",
+    "memory_bytes",
+    "pipeline_volume",
+    "volume_ratio",
+]
+
+TAIL = 3
+"""Numbers that all ranks tell one another in a step: loss, wish to stop, squared norm of the gradients."""
+
+_DIRECTIONS: tuple[Direction, Direction] = ("forward", "backward")
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """What crosses between two stages."""
+
+    columns: int  # of a row and what is carried with it
+    value_bytes: int = 4
+    row_bytes: Mapping[Direction, int] = field(
+        default_factory=dict
+    )  # where rows are encoded: of one on the wire
+
+    def bytes(self, direction: Direction, num_rows: int) -> int:
+        return num_rows * self.row_bytes.get(direction, self.columns * self.value_bytes)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Known before a run."""
+
+    layout: Layout
+    num_nodes: int
+    num_chunks: int
+    boundaries: Sequence[Boundary]  # S - 1
+    value_bytes: int = 4  # of a weight
+
+    def __post_init__(self) -> None:
+        if len(self.boundaries) != self.layout.num_stages - 1:
+            raise InputError(
+                f"{len(self.boundaries)} boundaries for {self.layout.num_stages} stages: one fewer than stages is expected"
+            )
+
+
+def account_boundaries(
+    schedule: Schedule, chunk_rows: Sequence[int], boundaries: Sequence[Boundary]
+) -> dict[tuple[int, Direction], int]:
+    """(boundary, direction) -> bytes of an epoch, all ways together. ``chunk_rows[c]``: nodes of chunk c."""
+    found = {(at, direction): 0 for at in range(len(boundaries)) for direction in _DIRECTIONS}
+    for rank in range(schedule.layout.num_ranks):
+        for at, direction, num_bytes in _sent(schedule, rank, chunk_rows, boundaries):
+            found[at, direction] += num_bytes
+    return found
+
+
+def account(
+    schedule: Schedule,
+    chunk_rows: Sequence[int],
+    boundaries: Sequence[Boundary],
+    rank: int,
+    value_bytes: int = 4,
+) -> Cost:
+    """What ``rank`` sends in a step of one way a stage."""
+    sizes = [num_bytes for _, _, num_bytes in _sent(schedule, rank, chunk_rows, boundaries) if num_bytes]
+    hidden = Cost({"hidden": sum(sizes)}, {"hidden": len(sizes)}) if sizes else Cost()
+    return hidden + account_gradients([TAIL], value_bytes, schedule.layout.num_ranks, rank)
+
+
+def _sent(
+    schedule: Schedule, rank: int, chunk_rows: Sequence[int], boundaries: Sequence[Boundary]
+) -> list[tuple[int, Direction, int]]:
+    """(boundary, direction, bytes) of every message of a rank."""
+    stage, found = schedule.layout.stage(rank), []
+    for action in schedule.lanes[rank]:
+        if action.kind == "send" and action.task.chunk is not None:
+            direction = action.task.direction
+            at = stage if direction == "forward" else stage - 1
+            found.append((at, direction, boundaries[at].bytes(direction, chunk_rows[action.task.chunk])))
+    return found
+
+
+def estimate(facts: Facts, rank: int) -> Cost:
+    """What ``rank`` will send in a step of one way a stage: what ``account`` finds, if no chunk is empty."""
+    stage = facts.layout.stage(rank)
+    crossed: list[int] = []
+    if stage < facts.layout.num_stages - 1:
+        crossed.append(facts.boundaries[stage].bytes("forward", facts.num_nodes))
+    if stage > 0:
+        crossed.append(facts.boundaries[stage - 1].bytes("backward", facts.num_nodes))
+    messages = len(crossed) * min(facts.num_chunks, facts.num_nodes)
+    hidden = Cost({"hidden": sum(crossed)}, {"hidden": messages}) if crossed else Cost()
+    return hidden + account_gradients([TAIL], facts.value_bytes, facts.layout.num_ranks, rank)
+
+
+def estimate_bubble(facts: Facts) -> float:
+    """Share of an epoch in which stages stand idle, if tasks are equal."""
+    return bubble(facts.layout.num_stages, -(-facts.num_chunks // facts.layout.num_ways))
+
+
+@dataclass(frozen=True)
+class Volume:
+    """Bytes an epoch of all ranks together."""
+
+    boundaries: float = 0.0  # between stages
+    halo: float = 0.0  # between parts
+    weights: float = 0.0  # gradients, summed in a ring
+
+    @property
+    def total(self) -> float:
+        return self.boundaries + self.halo + self.weights
+
+
+def pipeline_volume(
+    num_nodes: int,
+    boundary_columns: Sequence[int],
+    *,
+    num_ways: int = 1,
+    halo_share: float = 0.0,
+    layer_columns: Sequence[int] = (),
+    num_weights: int = 0,
+    value_bytes: int = 4,
+) -> Volume:
+    """Of a pipeline, or of a hybrid: then ``halo_share`` is R(D), and ``layer_columns`` are those every layer exchanges."""
+    rows = 2 * value_bytes * num_nodes
+    return Volume(
+        rows * sum(boundary_columns),
+        rows * halo_share * sum(layer_columns) if num_ways > 1 else 0.0,
+        2 * (num_ways - 1) * value_bytes * num_weights,
+    )
+
+
+def graph_parallel_volume(
+    num_nodes: int,
+    layer_columns: Sequence[int],
+    halo_share: float,
+    num_parts: int,
+    num_weights: int,
+    value_bytes: int = 4,
+) -> Volume:
+    """Of plain ``halo`` as published: ``halo_share`` is R(P), every layer's rows cross both ways."""
+    halo = 2 * value_bytes * num_nodes * halo_share * sum(layer_columns)
+    return Volume(halo=halo, weights=2 * (num_parts - 1) * value_bytes * num_weights)
+
+
+def volume_ratio(layer_columns: Sequence[int], halo_share: float, boundary_columns: Sequence[int]) -> float:
+    """How many times as many row bytes graph parallelism sends as the pipeline: R(P) sum_l H_l / sum_s C_s."""
+    return halo_share * sum(layer_columns) / sum(boundary_columns)
+
+
+def break_even_depth(columns: int, halo_share: float, boundary_columns: Sequence[int]) -> float:
+    """Layers of so many columns from which on the pipeline sends less."""
+    return sum(boundary_columns) / (halo_share * columns)
+
+
+def memory_bytes(
+    num_nodes: int,
+    columns: Sequence[int],
+    *,
+    period: int = 1,
+    saved: float = 1.0,
+    value_bytes: int = 4,
+    num_edges: int = 0,
+    index_bytes: int = 4,
+    input_columns: int = 0,
+) -> int:
+    """What a stage holds at most. ``columns[l]``: of the rows that its layer l reads from other chunks (0: none).
+
+    ``saved``: rows of that width kept for the backward pass; ``period``: T. Edges count both ways, forward and transposed;
+    the transposed ones also say where each edge was.
+    """
+    tables = sum(columns) * (1 + (period > 1) + 1 + saved)
+    structure = num_edges * 3 * index_bytes + 2 * 8 * (num_nodes + 1) if num_edges else 0
+    return int(value_bytes * num_nodes * (tables + input_columns) + structure)
