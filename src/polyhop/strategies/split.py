@@ -68,6 +68,7 @@ class Config:
     num_neighbors: Sequence[int] | None = None  # from the seeds outward, -1 = all
     batch_size: int = 1024  # of all ranks together
     sampler: str = "uniform"
+    labor_dependence: int = 1  # steps over which LABOR's draws turn from one to the next
     prefetch: int = 2
     seed: int = 0
     feature_dtype: str = "auto"  # of rows that evaluation fetches; training fetches none
@@ -133,7 +134,7 @@ def build(
     wire = Wire(graph.num_nodes, part.edge_weight is not None)
     sampler = SharedSampler(
         part, fan_outs, wire, seed=config.seed, method=config.sampler, depth=depth,
-        copies=None if copies is None else copies.rows,
+        copies=None if copies is None else copies.rows, dependence=config.labor_dependence,
         prices=_prices(model, graph, config, whole.placement) if config.split_sums else None,
     )  # fmt: skip
     loader = SharedLoader(
