@@ -66,6 +66,13 @@ def command(
         int | None, typer.Option(min=1, help="Seeds per mini-batch (with --fanout) [default: 1024].")
     ] = None,
     sampler: Annotated[str, typer.Option(help="uniform | labor")] = "uniform",
+    batch_dependence: Annotated[
+        int,
+        typer.Option(
+            help="Steps over which the draws of labor turn from one to the next, up to 64: mini-batches reach the same "
+            "nodes more often (1: each draws anew)."
+        ),
+    ] = 1,
     optimizer: Annotated[str, typer.Option(help="adam | adamw | sgd")] = "adam",
     lr: Annotated[float, typer.Option(help="Learning rate.")] = 0.01,
     weight_decay: Annotated[float, typer.Option(help="Weight decay.")] = 0.0,
@@ -320,6 +327,7 @@ def command(
         "num_neighbors": fan_outs,
         "batch_size": batch_size,
         "sampler": sampler,
+        "labor_dependence": batch_dependence,
         "optimizer": optimizer,
         "lr": lr,
         "weight_decay": weight_decay,

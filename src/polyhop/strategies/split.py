@@ -73,6 +73,7 @@ class Config:
     num_neighbors: Sequence[int] | None = None  # from the seeds outward, -1 = all
     batch_size: int = 1024  # of all ranks together
     sampler: str = "uniform"
+    labor_dependence: int = 1  # steps over which LABOR's draws turn from one to the next
     prefetch: int = 2
     seed: int = 0
     feature_dtype: str = "auto"  # of rows that evaluation fetches; training fetches none
@@ -150,7 +151,7 @@ def build(
     def sampler(depth: int) -> SharedSampler:
         return SharedSampler(
             part, fan_outs, wire, seed=config.seed, method=config.sampler, depth=depth,
-            copies=None if copies is None else copies.rows, prices=prices,
+            copies=None if copies is None else copies.rows, prices=prices, dependence=config.labor_dependence,
         )  # fmt: skip
 
     loader = SharedLoader(

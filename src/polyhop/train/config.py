@@ -59,6 +59,9 @@ class Config:
     num_neighbors: Sequence[int] | None = None  # from the seeds outward, -1 = all; None = full graph
     batch_size: int | None = None  # seeds per mini-batch; None = 1024
     sampler: str = "uniform"  # uniform | labor
+    labor_dependence: int = (
+        1  # steps over which LABOR's draws turn from one to the next, up to 64; 1 = each draws anew
+    )
     num_workers: int = 1  # threads that sample and gather ahead
     prefetch: int = 2  # mini-batches held ready
     eval_every: int = 1  # epochs between evaluations; the last epoch is always evaluated
@@ -136,6 +139,7 @@ class Config:
         at_least_one = ("eval_every", "keep_checkpoints", "prefetch", "batch_size", "patience")
         for name in (*at_least_one, "decay_every", "checkpoint_every", "split_groups"):
             _require(self, name, int, lambda v: v >= 1, "a whole number of at least 1")
+        _require(self, "labor_dependence", int, lambda v: 1 <= v <= 64, "a whole number in 1 .. 64")
         for name in ("max_epochs", "warmup", "num_workers"):
             _require(self, name, int, lambda v: v >= 0, "a whole number of at least 0")
         _require(self, "seed", int, lambda v: 0 <= v < 2**63, "a whole number from 0 to 2^63 - 1")
@@ -163,6 +167,11 @@ class Config:
             parse_bytes(self.cache, "cache")
 
     def _check_combinations(self) -> None:
+        if self.labor_dependence > 1 and self.sampler != "labor":
+            raise ConfigError(
+                f"labor_dependence={self.labor_dependence} (--batch-dependence) turns the draws of LABOR from step to step: "
+                f"give sampler='labor', this is {self.sampler!r}"
+            )
         if self.aggregate_inputs and self.num_neighbors is None:
             raise ConfigError(
                 "aggregate_inputs saves the innermost hop of sampling, and training on the full graph samples none: give "
