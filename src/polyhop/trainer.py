@@ -123,6 +123,7 @@ class Trainer(Config):
                 self.max_epochs, self.seed, self.clip, self.eval_every, self.patience, self.checkpoint_every
             )
             loop.train(session, asked, tools)
+            _complete(session)
             result = run.finish(task.metric)
             shown.finish(result.to_json())
             return result
@@ -255,6 +256,10 @@ class Trainer(Config):
             decay=self.decay,
         )
 
+        def evaluated() -> dict[str, float]:
+            _complete(session)
+            return judge(chunks)
+
         told = len(getattr(session.step, "notes", []))
 
         def on_epoch(record: dict[str, Any]) -> bool:
@@ -274,7 +279,7 @@ class Trainer(Config):
 
         return loop.Tools(
             set_lr=lambda step: optim.set_factor(session.optimizer, schedule(step)),
-            evaluate=partial(judge, chunks),
+            evaluate=evaluated,
             save=run.save if _is_first(line) or self.run_dir is None else partial(_saved_by_first, run),
             on_step=shown.step,
             on_epoch=on_epoch,
@@ -285,6 +290,11 @@ class Trainer(Config):
 
 def _is_first(line: Collective | None) -> bool:
     return line is None or line.rank == 0
+
+
+def _complete(session: Session) -> None:
+    """All weights on every rank, where each trains its own."""
+    getattr(session.step, "complete_model", lambda: None)()
 
 
 def _saved_by_first(run: Run) -> str:

@@ -23,7 +23,7 @@ from polyhop.strategies.pipeline_simulate import bubble, simulate, ticked
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.pipeline import logged  # noqa: E402
+from benchmarks.pipeline import logged
 
 
 def made(stages: int, chunks: int, ways: int = 1, maker: Any = fill_drain) -> Schedule:
