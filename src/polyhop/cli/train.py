@@ -91,7 +91,7 @@ def command(
     strategy: Annotated[
         str | None,
         typer.Option(
-            help="single | data | macro | halo | split | pushpull [default: data where there are ranks].",
+            help="single | data | macro | halo | pipeline | split | pushpull [default: data where there are ranks].",
             rich_help_panel="Ranks",
         ),
     ] = None,
@@ -229,6 +229,35 @@ def command(
             rich_help_panel="Ranks",
         ),
     ] = False,
+    chunks: Annotated[
+        int | None,
+        typer.Option(
+            help="Pieces of the graph that stream through the stages of strategy pipeline [default: 4 a rank].",
+            rich_help_panel="Ranks",
+        ),
+    ] = None,
+    chunk_order: Annotated[
+        str,
+        typer.Option(help="Of an epoch: shuffled | paired | fixed.", rich_help_panel="Ranks"),
+    ] = "shuffled",
+    history_period: Annotated[
+        int,
+        typer.Option(
+            help="Epochs between refreshes of the rows that chunks read of those after them.",
+            rich_help_panel="Ranks",
+        ),
+    ] = 1,
+    history_gamma: Annotated[
+        float, typer.Option(help="Factor of gradients between chunks: 1 | 2.", rich_help_panel="Ranks")
+    ] = 1.0,
+    exact_layers: Annotated[
+        bool,
+        typer.Option(
+            "--exact-layers",
+            help="All chunks of strategy pipeline through a layer before any goes on: exact, stages wait.",
+            rich_help_panel="Ranks",
+        ),
+    ] = False,
     share_variates: Annotated[
         bool,
         typer.Option(
@@ -361,6 +390,11 @@ def command(
         "naive_halo": naive_halo,
         "overlap": overlap,
         "recompute": recompute,
+        "chunks": chunks,
+        "chunk_order": chunk_order,
+        "history_period": history_period,
+        "history_gamma": history_gamma,
+        "exact_layers": exact_layers,
         "memory": memory,
     }
     from polyhop.launch import Launch, is_rank_process

@@ -22,6 +22,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "feature_dtype": ("auto", "float32", "bfloat16", "int8"),
     "feature_store": ("auto", "memory", "mapped", "disk"),
     "halo": ("exact", "stale", "sampled", "skipping", "sequential"),
+    "chunk_order": ("shuffled", "paired", "fixed"),
     "progress": ("auto", "rich", "plain", "json", "none"),
 }
 _BITS = ("1", "2", "4", "8", "16", "32", "adaptive", "delta", "random")
@@ -108,6 +109,11 @@ class Config:
     halo_sums: bool = True  # sums of rows cross where that makes fewer messages than the rows
     overlap: bool = True  # strategy "halo" computes while rows are on their way
     recompute: bool = False  # strategy "halo" computes layers again in the backward pass, for memory
+    chunks: int | None = None  # pieces of the graph in strategy "pipeline"; None = 4 for each stage
+    chunk_order: str = "shuffled"  # of an epoch: shuffled | paired (each drawn order and its reverse) | fixed
+    history_period: int = 1  # epochs between refreshes of what chunks read of those after them
+    history_gamma: float = 1.0  # factor of gradients between chunks: 1 | 2
+    exact_layers: bool = False  # all chunks through a layer before any goes on: no history, stages wait
     seed: int = 0
     device: str = "auto"
     run_dir: str | Path | None = None  # None = write nothing; "auto" = runs/<date>-<graph>-<model>
@@ -137,7 +143,8 @@ class Config:
 
     def _check_numbers(self) -> None:
         at_least_one = ("eval_every", "keep_checkpoints", "prefetch", "batch_size", "patience")
-        for name in (*at_least_one, "decay_every", "checkpoint_every", "split_groups"):
+        others = ("decay_every", "checkpoint_every", "split_groups", "chunks", "history_period")
+        for name in (*at_least_one, *others):
             _require(self, name, int, lambda v: v >= 1, "a whole number of at least 1")
         _require(self, "labor_dependence", int, lambda v: 1 <= v <= 64, "a whole number in 1 .. 64")
         for name in ("max_epochs", "warmup", "num_workers"):
@@ -155,6 +162,7 @@ class Config:
             _require(self, name, float, lambda v: 0 <= v <= 1, "a number in 0 .. 1")
         _require(self, "halo_smoothing", float, lambda v: 0 <= v < 1, "a number in 0 .. 1, less than 1")
         _require(self, "halo_drift", float, lambda v: 0 <= v < float("inf"), "a number of at least 0")
+        _require(self, "history_gamma", float, lambda v: v in (1, 2), "1 or 2")
         if str(self.bits) not in _BITS:
             raise ConfigError(unknown("bits", str(self.bits), _BITS))
         if self.macro != "auto":
