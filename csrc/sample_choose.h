@@ -25,8 +25,8 @@ struct Scratch {
 template <class Sources>
 class Chooser {
  public:
-  Chooser(Scratch& scratch, const Sources& sources, int64_t fanout, uint64_t key, int64_t method)
-      : scratch_(scratch), sources_(sources), fanout_(fanout), key_(key), method_(method) {}
+  Chooser(Scratch& scratch, const Sources& sources, int64_t fanout, const Variates& variates, int64_t method)
+      : scratch_(scratch), sources_(sources), fanout_(fanout), variates_(variates), key_(variates.first), method_(method) {}
 
   int64_t num_picks(int64_t degree) const { return fanout_ < 0 ? degree : std::min(degree, fanout_); }
 
@@ -52,7 +52,7 @@ class Chooser {
         continue;
       }
       if (method_ == kLabor)
-        scratch_.labor.draw(key_, sources_, row.begin, row.degree, fanout, out);
+        scratch_.labor.draw(variates_, sources_, row.begin, row.degree, fanout, out);
       else
         scratch_.floyd.draw(key_, uint64_t(row.id), row.degree, fanout, out);
       for (int64_t k = 0; k < fanout; ++k) out[k] += row.begin;
@@ -84,6 +84,7 @@ class Chooser {
   Scratch& scratch_;
   const Sources sources_;
   const int64_t fanout_;
+  const Variates variates_;
   const uint64_t key_;
   const int64_t method_;
 };

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <vector>
 
 #ifdef __SSE2__
@@ -16,6 +17,7 @@
 #endif
 
 #include "philox.h"
+#include "variates.h"
 
 namespace polyhop {
 namespace PH_ISA {
@@ -195,13 +197,13 @@ struct TableIds {
 class Labor {
  public:
   template <class Sources, class Out>
-  void draw(uint64_t key, Sources sources, int64_t list, int64_t degree, int64_t fanout, Out* picks) {
+  void draw(const Variates& v, Sources sources, int64_t list, int64_t degree, int64_t fanout, Out* picks) {
     // Few numbers are below a little more than fanout / degree; in the rare case that too few are, all are looked at.
     const double likely = (double(fanout) + 4 * std::sqrt(double(fanout)) + 4) / double(degree);
     if (int64_t(best_.size()) < degree) best_.resize(size_t(degree));
     int64_t found = 0;
-    if (likely < 1) found = scan(key, sources, list, degree, uint32_t(likely * 4294967296.0));
-    if (found < fanout) found = scan(key, sources, list, degree, ~0u);
+    if (likely < 1) found = scan(v, sources, list, degree, uint32_t(likely * 4294967296.0));
+    if (found < fanout) found = scan(v, sources, list, degree, ~0u);
     std::nth_element(best_.begin(), best_.begin() + fanout - 1, best_.begin() + found);
     for (int64_t i = 0; i < fanout; ++i) picks[i] = Out(best_[size_t(i)] & 0xFFFFFFFFu);
     std::sort(picks, picks + fanout);
@@ -210,7 +212,12 @@ class Labor {
  private:
   // Finds all sources of the list whose number is at most `bound`; how many.
   template <class Sources>
-  int64_t scan(uint64_t key, Sources sources, int64_t list, int64_t degree, uint32_t bound) {
+  int64_t scan(const Variates& v, Sources sources, int64_t list, int64_t degree, uint32_t bound) {
+    return v.far == 0 ? scan_words(v.first, sources, list, degree, bound) : scan_turned(v, sources, list, degree, bound);
+  }
+
+  template <class Sources>
+  int64_t scan_words(uint64_t key, Sources sources, int64_t list, int64_t degree, uint32_t bound) {
     uint64_t* best = best_.data();
     int64_t found = 0;
     for (int64_t begin = 0; begin < degree; begin += kLanes) {
@@ -229,7 +236,54 @@ class Labor {
     return found;
   }
 
+  // The same where numbers turn from one key to another: those that may be small enough are computed, many at once.
+  template <class Sources>
+  int64_t scan_turned(const Variates& v, Sources sources, int64_t list, int64_t degree, uint32_t bound) {
+    if (!least_ || v.near != near_) {
+      least_ = std::make_unique<LeastNumbers>(v);
+      near_ = v.near;
+    }
+    const float most = bound == ~0u ? INFINITY : LeastNumbers::most(bound);
+    int64_t found = 0, waiting = 0;
+    for (int64_t begin = 0; begin < degree; begin += kLanes) {
+      const int count = int(std::min<int64_t>(kLanes, degree - begin));
+      Lanes low{}, high{}, words[4];
+      uint32_t a[kLanes], b[kLanes];
+      sources.load(list + begin, count, low, high);
+      philox_lanes(v.first, low, high, 0, words);
+      std::memcpy(a, &words[0], sizeof(a));
+      philox_lanes(v.second, low, high, 0, words);
+      std::memcpy(b, &words[0], sizeof(b));
+      for (int l = 0; l < count; ++l) {
+        a_[waiting] = a[l];
+        b_[waiting] = b[l];
+        at_[waiting] = uint32_t(begin + l);
+        waiting += least_->least(a[l], b[l]) <= most;  // kept only if so
+      }
+      if (waiting <= kWaiting - kLanes && begin + kLanes < degree) continue;
+      found = compute(v, waiting, bound, found);
+      waiting = 0;
+    }
+    return found;
+  }
+
+  int64_t compute(const Variates& v, int64_t waiting, uint32_t bound, int64_t found) {
+    uint32_t number[kWaiting];
+    turned_numbers(v, a_, b_, waiting, number);
+    for (int64_t i = 0; i < waiting; ++i) {
+      best_[size_t(found)] = uint64_t(number[i]) << 32 | at_[i];
+      found += number[i] <= bound;
+    }
+    return found;
+  }
+
+  static constexpr int64_t kWaiting = 64, kRoom = kWaiting + 16;
+  static_assert(kLanes <= kRoom - kWaiting, "a group of sources fits behind those that wait");
   std::vector<uint64_t> best_;  // (source's number << 32 | position): the earlier position wins a tie
+  std::unique_ptr<LeastNumbers> least_;
+  double near_ = 0;  // of what `least_` was made for
+  // As large for every instruction set: a sampler is made by one and used by another.
+  uint32_t a_[kRoom], b_[kRoom], at_[kRoom];
 };
 
 }  // namespace

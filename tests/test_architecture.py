@@ -40,7 +40,7 @@ ORDER = [
 
 # Siblings in a folder never import each other, except these, on which the rest of their folder stands.
 GROUND = {
-    "kernels": {"checks", "keys", "native", "owned", "reference"},
+    "kernels": {"checks", "keys", "native", "owned", "reference", "variates"},
     "graph": {"block", "checks", "features", "graph", "part", "row_file"},
     "datasets": {"_arrays"},
     "partition": {
@@ -105,9 +105,16 @@ GROUND = {
         "part_step",
         "pipeline_balance",
         "pipeline_check",
+        "pipeline_chunks",
         "pipeline_cost",
+        "pipeline_history",
+        "pipeline_inputs",
+        "pipeline_lane",
+        "pipeline_pieces",
         "pipeline_schedule",
         "pipeline_simulate",
+        "pipeline_stage",
+        "pipeline_weights",
         "pushpull_cost",
         "shape",
         "split_auto",

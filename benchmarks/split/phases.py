@@ -38,34 +38,40 @@ def run(*, is_quick: bool) -> Iterator[Figure]:
     os.environ["POLYHOP_KERNELS"] = "auto"  # there are none for GPUs
     graph = with_features(blocks(12_000 if is_quick else 60_000), WIDTH)
     made = partition(graph, NUM_RANKS, default_method())
-    grads = {}
-    for device in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
+    devices, grads = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])], {}
+    for device in devices:
         found = run_in_threads(NUM_RANKS, _steps, graph, made, device)
-        grads[device] = found[0][1]
         details = f"{NUM_RANKS} virtual ranks on one {device}, {BATCH} seeds a step, {WIDTH} features, hidden {HIDDEN}"
         for name in (*NAMES, "step"):
             value = 1000 * mean(spent[name] for spent, _ in found)
             yield Figure(f"phase_{name}_ms_{device}", value, "ms", details)
-    if "cuda" in grads:
-        apart = float((grads["cuda"] - grads["cpu"]).norm() / grads["cpu"].norm())
-        details = "gradients of the last step, GPU from CPU, float32: norm of the difference over the norm"
-        yield Figure("phase_gradients_apart", apart, "share", details, at_most=1e-4)
+    if len(devices) > 1:
+        for precision, most in (("32-true", None), ("64-true", 1e-10)):
+            for device in devices:
+                grads[device] = run_in_threads(NUM_RANKS, _steps, graph, made, device, precision)[0][1]
+            apart = float((grads["cuda"] - grads["cpu"]).norm() / grads["cpu"].norm())
+            details = (
+                f"gradients of the last step, GPU from CPU, {precision}: norm of the difference over the norm"
+            )
+            yield Figure(f"phase_gradients_apart_{precision[:2]}", apart, "share", details, at_most=most)
 
 
-def _steps(line: Collective, graph: Graph, made: Partition, device: str) -> tuple[dict[str, float], Tensor]:
+def _steps(
+    line: Collective, graph: Graph, made: Partition, device: str, precision: str = "32-true"
+) -> tuple[dict[str, float], Tensor]:
     """(seconds of a step in each phase, after a first epoch that warms up; the last step's gradients)."""
     held, trace, team, placement = (
         share(graph, made, line.rank),
         Trace(),
         Team(line),
-        place(device, "32-true"),
+        place(device, precision),
     )
     assert held.split is not None
     model = GraphSAGE(WIDTH, HIDDEN, num_layers=3, out_channels=graph.num_classes)
     made_of = torch.Generator().manual_seed(0)  # ranks are threads, and torch's own generator is one
     for parameter in model.parameters():
         parameter.data.normal_(std=0.05, generator=made_of)
-    model.to(placement.device)
+    model.to(placement.device, placement.dtype)
     config = split.Config(num_neighbors=FAN_OUTS, batch_size=BATCH, prefetch=1)
     step: Any = split.build(
         model, held, config, train_ids=held.split.train, whole=split.hold(held, placement, team, config),

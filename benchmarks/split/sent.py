@@ -24,6 +24,7 @@ from polyhop.train.loss import cross_entropy_sum
 __all__ = ["run"]
 
 NUM_RANKS, FAN_OUTS, STEPS = 4, [10, 10, 10], 4
+DEPENDENCE = 32  # steps
 PLAIN = {"split_sums": False}
 SIDES: dict[str, tuple[str, dict[str, Any]]] = {
     "split": ("split", PLAIN),
@@ -55,6 +56,7 @@ def run(*, is_quick: bool) -> Iterator[Figure]:
         "rmat_by_lot": (skewed, partition(skewed, NUM_RANKS, "hash")),
     }
     for name, (graph, made) in parts.items():
+        yield _dependent(name, with_features(graph, 128), made, size // 600)
         for width, hidden in shapes:
             yield from _of(f"{name}_{width}_{hidden}", with_features(graph, width), made, hidden, size // 60)
 
@@ -72,6 +74,18 @@ def _of(name: str, graph: Graph, made: Partition, hidden: int, batch: int) -> It
             yield Figure(
                 f"sent_{side}_vs_split_{name}", sent[side] / sent["split"], "x", "bytes over those of split"
             )
+
+
+def _dependent(name: str, graph: Graph, made: Partition, batch: int) -> Figure:
+    """What it saves that LABOR's draws turn slowly: rows that a window of macro fetches once."""
+    sent = {}
+    for steps in (1, 8, DEPENDENCE):
+        options = {"sampler": "labor", "labor_dependence": steps, "macro": 8, "delta": False}
+        sent[steps] = sum(run_in_threads(NUM_RANKS, _sent, graph, made, 64, batch, "macro", options)) / 1e6
+    told = ", ".join(f"{steps}: {size:.2f} MB" for steps, size in sent.items())
+    print(f"  {name}: macro, windows of 8, draws turning over so many steps: {told}", flush=True)
+    note = f"macro, windows of 8 mini-batches of {batch} seeds, bytes over those of independent LABOR; a step of all: {told}"
+    return Figure(f"sent_dependent_vs_labor_{name}", sent[DEPENDENCE] / sent[1], "x", note)
 
 
 def _sent(

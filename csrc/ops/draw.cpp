@@ -16,7 +16,7 @@
    int64_t threads)
 #define PH_DRAW_ARGS                                                                                                   \
   (const int64_t* indptr, const void* indices, int64_t wide, int64_t num_edges, const int64_t* rows,                   \
-   const int64_t* ends, int64_t fanout, const uint64_t* keys, const int64_t* cuts, int64_t num_keys, int64_t method,    \
+   const int64_t* ends, int64_t fanout, const polyhop::Variates* keys, const int64_t* cuts, int64_t num_keys, int64_t method, \
    const int64_t* ids, const int64_t* source_ids, int64_t* position, int64_t threads)
 
 PH_DECLARE(int64_t, draw_ends, PH_ENDS_ARGS)
@@ -32,7 +32,7 @@ constexpr int64_t kGrain = 1 << 13;  // drawn edges and rows
 struct DrawRequest {
   const int64_t *indptr, *rows, *ends, *ids;
   int64_t fanout;
-  uint64_t key;
+  Variates key;
   int64_t method;
   int64_t* position;
 };
@@ -144,7 +144,7 @@ PH_EXPORT int64_t ph_draw_ends PH_ENDS_ARGS {
 
 // position[ends[i] .. ends[i + 1]]: what rows[i] draws, rows cuts[m] .. cuts[m + 1] - 1 under keys[m]. source_ids may be null.
 // 0, or -1 when there is no memory.
-PH_EXPORT int64_t ph_draw_keys PH_DRAW_ARGS {
+PH_EXPORT int64_t ph_draw_rows PH_DRAW_ARGS {
   return PH_PICK(draw)(indptr, indices, wide, num_edges, rows, ends, fanout, keys, cuts, num_keys, method, ids, source_ids,
                        position, threads);
 }

@@ -36,7 +36,7 @@ struct VirtualFacts {
   (const polyhop::VirtualFacts* facts, const int32_t* table, const int64_t* ids, int64_t n, int32_t* out, int64_t threads)
 #define PH_DRAW_ARGS                                                                                                  \
   (const polyhop::VirtualFacts* facts, const int64_t* ids, const int32_t* degrees, const int64_t* ends, int64_t n,    \
-   int64_t fanout, uint64_t key, int64_t method, int64_t* out, int64_t threads)
+   int64_t fanout, const polyhop::Variates* key, int64_t method, int64_t* out, int64_t threads)
 #define PH_ROWS_ARGS                                                                                              \
   (uint64_t key, const int64_t* ids, int64_t n, int64_t width, int64_t num_classes, const float* centres, float* out, \
    int64_t threads)
@@ -111,7 +111,7 @@ struct VirtualDraw {
   const int32_t* degrees;
   const int64_t* ends;
   int64_t fanout;
-  uint64_t key;
+  Variates key;
   int64_t* out;
 
   bool takes_all(int64_t i) const { return fanout < 0 || degrees[i] <= fanout; }
@@ -171,7 +171,7 @@ int64_t procedural_degrees PH_DEGREES_ARGS {
 }
 
 int64_t procedural_draw PH_DRAW_ARGS {
-  const VirtualDraw draw{*facts, ids, degrees, ends, fanout, key, out};
+  const VirtualDraw draw{*facts, ids, degrees, ends, fanout, *key, out};
   std::atomic<bool> has_memory{true};
   for_rows(ends, n, kGrain, int(threads), [&](int64_t first, int64_t last) {
     try {
@@ -223,7 +223,7 @@ PH_EXPORT int64_t ph_procedural_degrees PH_DEGREES_ARGS {
 }
 
 // out[ends[i] .. ends[i + 1]]: the neighbours that ids[i], of degrees[i], draws. 0, or -1 when there is no memory.
-PH_EXPORT int64_t ph_procedural_draw PH_DRAW_ARGS {
+PH_EXPORT int64_t ph_procedural_drawn PH_DRAW_ARGS {
   return PH_PICK(procedural_draw)(facts, ids, degrees, ends, n, fanout, key, method, out, threads);
 }
 

@@ -17,7 +17,7 @@ struct SampleRequest {
   const int64_t* seeds;
   int64_t num_seeds;
   const int64_t* fanouts;  // per hop; -1 = all
-  const uint64_t* keys;    // per hop
+  const polyhop::Variates* keys;  // per hop
   int64_t hops, method;
   int64_t check;   // look at every id before it is used
   int64_t* sizes;  // out: (edges, nodes so far) per hop
@@ -260,9 +260,10 @@ PH_EXPORT int64_t ph_sampler_free(void* sampler) {
 }
 
 // Draws a batch; see SampleRequest. Below 0: a Status, with the place in sizes[0].
-PH_EXPORT int64_t ph_sample(void* sampler, const int64_t* indptr, const void* indices, int64_t wide,
-                            const int64_t* seeds, int64_t num_seeds, const int64_t* fanouts, const uint64_t* keys,
-                            int64_t hops, int64_t method, int64_t check, int64_t* sizes) {
+PH_EXPORT int64_t ph_sample_hops(void* sampler, const int64_t* indptr, const void* indices, int64_t wide,
+                                 const int64_t* seeds, int64_t num_seeds, const int64_t* fanouts,
+                                 const polyhop::Variates* keys, int64_t hops, int64_t method, int64_t check,
+                                 int64_t* sizes) {
   const SampleRequest request{indptr, indices, wide,   seeds, num_seeds, fanouts,
                               keys,   hops,    method, check, sizes};
   return PH_PICK(sample_run)(sampler, request);

@@ -124,6 +124,7 @@ class Trainer(Config):
                 self.max_epochs, self.seed, self.clip, self.eval_every, self.patience, self.checkpoint_every
             )
             loop.train(session, asked, tools)
+            _complete(session)
             result = run.finish(task.metric)
             shown.finish(result.to_json())
             return result
@@ -263,6 +264,10 @@ class Trainer(Config):
             decay=self.decay,
         )
 
+        def evaluated() -> dict[str, float]:
+            _complete(session)
+            return _judged(judge, chunks, team)
+
         told = len(getattr(session.step, "notes", []))
 
         def on_epoch(record: dict[str, Any]) -> bool:
@@ -282,7 +287,7 @@ class Trainer(Config):
 
         return loop.Tools(
             set_lr=lambda step: optim.set_factor(session.optimizer, schedule(step)),
-            evaluate=partial(_judged, judge, chunks, team),
+            evaluate=evaluated,
             save=run.save if _is_first(line) or self.run_dir is None else partial(_saved_by_first, run),
             on_step=shown.step,
             on_epoch=on_epoch,
@@ -301,6 +306,11 @@ def _judged(judge: scores.Scorer, chunks: scores.Chunks, team: Team | None) -> d
         return judge(chunks)
     found = judge(chunks) if team.group_index == 0 else None
     return dict(together.share_value(found, team.line))
+
+
+def _complete(session: Session) -> None:
+    """All weights on every rank, where each trains its own."""
+    getattr(session.step, "complete_model", lambda: None)()
 
 
 def _saved_by_first(run: Run) -> str:

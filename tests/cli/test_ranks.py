@@ -8,17 +8,21 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from polyhop import launch
-from polyhop.cli.ranks import train_rank
+from polyhop.cli.ranks import _cut, train_rank
 from polyhop.cli.recipe import Recipe
 from polyhop.errors import LaunchError, PeerError
+from polyhop.graph import Graph
 from polyhop.launch import Launch
+from polyhop.partition import default_method, partition
+from polyhop.sample import presampled
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "launch"))
 
@@ -105,3 +109,21 @@ def test_training_struck_at_random_moments(
             assert struck.seconds < limit_s + SLACK_S, told
         remains.check(within_s=10)
     assert felt == MOMENTS, f"seed {seed}"
+
+
+def test_parts_of_split_follow_its_mini_batches(make_graph: Callable[..., Graph]) -> None:
+    graph = make_graph(num_nodes=400)
+    options = {
+        "strategy": "split",
+        "num_neighbors": [4, 3],
+        "batch_size": 40,
+        "sampler": "uniform",
+        "seed": 2,
+    }
+    by_structure = partition(graph, 3, default_method(), seed=2).owner
+    fitted = presampled(graph, 3, [4, 3], 40, seed=2).partition.owner
+    assert not torch.equal(fitted, by_structure), "the case is no case"
+    assert torch.equal(_cut(graph, 3, "auto", options).owner, fitted)
+    for other in ({"strategy": "data"}, {"num_neighbors": None}):
+        assert torch.equal(_cut(graph, 3, "auto", {**options, **other}).owner, by_structure)
+    assert torch.equal(_cut(graph, 3, "hash", options).owner, partition(graph, 3, "hash", seed=2).owner)

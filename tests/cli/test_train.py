@@ -94,6 +94,7 @@ def test_options_reach_the_config(polyhop, small) -> None:
         "--seed": ("seed", 5),
         "--batch-size": ("batch_size", 8),
         "--sampler": ("sampler", "labor"),
+        "--batch-dependence": ("labor_dependence", 8),
         "--precision": ("precision", "64-true"),
     }
     given = [part for flag, (_, value) in options.items() for part in (flag, value)]

@@ -16,6 +16,7 @@ import hashlib, torch
 from polyhop.graph.block import Block
 from polyhop.kernels import *
 from polyhop.kernels import native, procedural, varint
+from polyhop.kernels.variates import sample_key
 
 gen = torch.Generator().manual_seed(0)
 
@@ -69,6 +70,9 @@ for fanout in (5, 12, 70, -1):
     for method in ("uniform", "labor"):
         got = draw(indptr, indices, rows, fanout, 77, ids=ids[:num_dst], source_ids=ids, method=method)
         digest(f"draw {method} {fanout}", *got)
+    turning = sample_key(Key(5, 0, 3), 0, 8)
+    got = draw(indptr, indices, rows, fanout, turning, ids=ids[:num_dst], source_ids=ids, method="labor")
+    digest(f"draw labor between {fanout}", *got)
 table = Relabel()
 digest("relabel", table.add(ids[indices]), table.ids(), table.find(ids))
 data = varint.encode(ids.sort().values)

@@ -263,3 +263,20 @@ def test_act_without_dropout_is_the_act(loops) -> None:
     torch.testing.assert_close(act_and_drop(loops.x, torch.relu, 0.5, None, 0), loops.x.relu())
     torch.testing.assert_close(act_and_drop(loops.x, None, 0.5, None, 0), loops.x)
     torch.testing.assert_close(act_and_drop(loops.x, torch.tanh, 0.0, Key(1), 0), loops.x.tanh())
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5])
+def test_layer_is_undropped_then_dropped(make, p, loops, all_hops) -> None:
+    """To the bit, also for some rows alone: dropping is row by row."""
+    model = make(p).train()
+    blocks = all_hops(loops, torch.tensor([9, 2, 17, 4]), 3)
+    key = Key(11, 2, 5)
+    state = model.begin(loops.x[ids_of(blocks)], ids=ids_of(blocks), key=key)
+    for i, block in enumerate(blocks):
+        half = model.undropped(i, block, dict(state), key=key)
+        rest = model.dropped(i, half, ids=block.dst_ids(), key=key)
+        state = model.layer(i, block, state, key=key)
+        assert rest.keys() == state.keys()
+        assert all(torch.equal(rest[name], value) for name, value in state.items()), i
+        some = model.dropped(i, {k: v[1:3] for k, v in half.items()}, ids=block.dst_ids()[1:3], key=key)
+        assert torch.equal(some["h"], state["h"][1:3])

@@ -135,6 +135,7 @@ def test_weights_of_one_process_over_gloo(
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "labor": {"sampler": "labor"},
+    "labor, dependent": {"sampler": "labor", "labor_dependence": 3},
     "all neighbours": {"num_neighbors": [-1, -1]},
     "wide fan-out": {"num_neighbors": [300, 2]},
     "clip and decay": {"clip": 0.1, "weight_decay": 1e-3},

@@ -104,6 +104,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "cache, forgets": {"cache": "2KB", "delta": False},
     "little memory": {"memory": 27_000},
     "labor": {"sampler": "labor"},
+    "labor, dependent": {"sampler": "labor", "labor_dependence": 3},
     "all neighbours": {"num_neighbors": [-1, -1, -1]},
     "bfloat16": {"feature_dtype": "bfloat16"},
     "int8": {"feature_dtype": "int8"},
@@ -200,11 +201,23 @@ def test_shared_variates(make_graph: MakeGraph) -> None:
     assert shared[0].sent.bytes["features"] < 0.9 * apart[0].sent.bytes["features"]
 
 
+def test_dependent_steps_fetch_fewer_rows(make_graph: MakeGraph) -> None:
+    graph = make_graph(600)
+    owner = hashed(graph, 2)
+    options = {"sampler": "labor", "delta": False, "macro": 8}
+    apart, alike = (
+        run_in_threads(2, fit, graph, owner, "sage", "macro", {**options, "labor_dependence": steps})
+        for steps in (1, 16)
+    )
+    assert alike[0].sent.bytes["features"] < 0.9 * apart[0].sent.bytes["features"]
+
+
 def test_what_cannot_be(make_graph: MakeGraph) -> None:
     graph = make_graph()
     cases: list[tuple[dict[str, Any], str]] = [
         ({"share_variates": True, "macro": 4}, "sampler='labor'"),
         ({"share_variates": True, "sampler": "labor"}, "macro=K"),
+        ({"share_variates": True, "sampler": "labor", "labor_dependence": 4, "macro": 4}, "give one of them"),
         ({"memory": 500}, "one mini-batch needs .* memory is 500 B"),
         ({"num_neighbors": None, "batch_size": None}, "one fan-out per layer"),
     ]

@@ -155,6 +155,7 @@ def test_weights_of_one_process_over_gloo(
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "labor": {"sampler": "labor"},
+    "labor, dependent": {"sampler": "labor", "labor_dependence": 3},
     "all neighbours": {"num_neighbors": [-1, -1, -1]},
     "wide fan-out": {"num_neighbors": [2, 2, 300]},
     "one seed": {"batch_size": 1, "max_epochs": 1},  # most ranks have none

@@ -145,6 +145,8 @@ def test_weights_of_one_process_over_gloo(
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "labor": {"sampler": "labor"},
+    "labor, dependent": {"sampler": "labor", "labor_dependence": 3},
+    "labor, dependent, one layer split": {"sampler": "labor", "labor_dependence": 4, "split_depth": 1},
     "all neighbours": {"num_neighbors": [-1, -1, -1]},
     "wide fan-out": {"num_neighbors": [300, 2, 2]},
     "one seed": {"batch_size": 1, "max_epochs": 1},  # most ranks have none

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,16 @@ from polyhop.sample.wire import Wire
 from polyhop.strategies.flows import Flows, counted, gather_flows
 from polyhop.strategies.part_step import halo_inclusion, hot_rows, part_inclusion
 from polyhop.strategies.shape import Shape
-from polyhop.strategies.split_choice import Ranked, Rates, expected, ranked, reason, seconds, variants
+from polyhop.strategies.split_choice import (
+    Ranked,
+    Rates,
+    expected,
+    rank_strategies,
+    ranked,
+    reason,
+    seconds,
+    variants,
+)
 from polyhop.strategies.work import Variant, Work
 
 SLOW_LINK = Rates(1e7, 2e-4, 4e9, 3e9, 6e10, 2e-7, 5e-9, 1e-4, 3e-10)
@@ -35,8 +45,8 @@ RATES = [SLOW_LINK, FAST_LINK, FAR_AWAY, SLOW_CORES, CROWDED]
 # Arithmetic
 
 
-def a_work(**changed: float) -> Work:
-    plain = Work(Cost(), Cost(), (), (), 0, 0, 0, 0, 0, 0, 0)
+def a_work(**changed: Any) -> Work:
+    plain = Work(Cost(), Cost(), (0, 0), (0, 0), (), (), 0, 0, 0, 0, 0, 0, 0)
     return replace(plain, **changed)
 
 
@@ -52,12 +62,23 @@ def test_the_slower_of_loading_and_training_sets_the_pace() -> None:
 
 
 def test_bytes_rounds_and_messages_take_time() -> None:
-    sent = a_work(ahead=Cost({"ids": 3}, {"ids": 2}, 4), train=Cost({"hidden": 5}, {"hidden": 1}, 2))
+    sent = a_work(
+        ahead=Cost({"ids": 3}, {"ids": 2}, 4),
+        ahead_to=(0, 3),
+        train=Cost({"hidden": 5}, {"hidden": 1}, 2),
+        train_to=(0, 5),
+    )
     found = seconds([sent, a_work()], replace(ONE, byte_s=0.5))
     assert found.ahead == 4 + 3 + 2 + 1.5
     assert found.train == 2 + 5 + 1 + 2.5
     assert found.link == 8
     assert found.compute == 0
+
+
+def test_what_one_rank_receives_of_all_takes_time_too() -> None:
+    sends = a_work(ahead=Cost({"ids": 3}), ahead_to=(3, 0, 0))
+    works = [a_work(ahead_to=(0, 0, 0), train_to=(0, 0, 0)), *[replace(sends, train_to=(0, 0, 0))] * 2]
+    assert seconds(works, ONE).link == 6
 
 
 def test_ranks_that_share_cores_wait_for_them() -> None:
@@ -70,7 +91,12 @@ def test_ranks_that_share_cores_wait_for_them() -> None:
 
 def test_variants_are_what_was_asked_for() -> None:
     assert [str(each) for each in variants(2)] == ["data", "split of 2", "split of 1", "pushpull"]
-    assert [str(each) for each in variants(1, has_cache=True, by_columns=False, bits=(32, 8))] == [
+    assert [str(each) for each in variants(1, has_cache=True, by_columns=False)][2:] == [
+        "split of 1",
+        "split of 1 with copies",
+    ]
+    allowed = variants(1, has_cache=True, must_copy=True, by_columns=False, bits=(32, 8))
+    assert [str(each) for each in allowed] == [
         "data",
         "data with a cache",
         "split of 1 with copies",
@@ -83,12 +109,12 @@ def test_variants_are_what_was_asked_for() -> None:
 
 def test_the_reason_names_the_best_and_every_other_strategy() -> None:
     works = {
-        Variant("data"): [a_work(flops=0.12)],
-        Variant("split", 2): [a_work(flops=0.041)],
-        Variant("split", 1): [a_work(flops=0.05)],
-        Variant("pushpull"): [a_work(flops=0.077)],
+        Variant("data"): 0.12,
+        Variant("split", 2): 0.041,
+        Variant("split", 1): 0.05,
+        Variant("pushpull"): 0.077,
     }
-    order = ranked(works, ONE)
+    order = ranked({variant: [a_work(flops=flops)] for variant, flops in works.items()}, ONE)
     assert [str(each.variant) for each in order] == ["split of 2", "split of 1", "pushpull", "data"]
     told = reason(order)
     assert told.startswith("split the 2 layers nearest the inputs: 41 ms a step expected, training is slower")
@@ -200,10 +226,9 @@ def orders(case: Case, shape: Shape, rates: Rates) -> tuple[list[Ranked], dict[V
     """(foretold order, realised seconds: means over mini-batches)."""
     flows, realised = both(case)
     among = variants(flows.num_hops, has_cache=True, by_columns=shape.push is not None)
-    among += [Variant("split", flows.num_hops)]
     steps = [expected(each, shape, among) for each in realised]
     taken = {each: sum(seconds(works[each], rates).step for works in steps) / len(steps) for each in among}
-    return ranked(expected(flows, shape, among), rates), taken
+    return rank_strategies(flows, shape, rates, has_cache=True), taken
 
 
 def is_best(order: list[Ranked], taken: dict[Variant, float]) -> bool:

@@ -126,6 +126,8 @@ def test_accounted_as_the_counters_have_it(
             assert dict(work.cost.bytes) == dict(cost.bytes), (step, rank)
             assert dict(work.cost.messages) == dict(cost.messages), (step, rank)
             assert work.cost.rounds == cost.rounds, (step, rank)
+            assert sum(work.ahead_to) == work.ahead.total_bytes
+            assert sum(work.train_to) == pytest.approx(work.train.total_bytes)
             assert sum(work.shuffled_bytes) == cost.bytes.get("hidden", 0)
             loaded[rank] += work.loaded
     if variant.strategy == "split":

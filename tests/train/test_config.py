@@ -20,6 +20,11 @@ from polyhop.train.config import Config, parse_bytes
         ({"precision": "bf16"}, "Did you mean 'bf16-mixed'"),
         ({"precision": 32}, "unknown precision '32'"),
         ({"sampler": "labour"}, "Did you mean 'labor'"),
+        (
+            {"sampler": "labor", "labor_dependence": 65},
+            "labor_dependence=65: expected a whole number in 1 .. 64",
+        ),
+        ({"labor_dependence": 4}, "sampler='labor', this is 'uniform'"),
         ({"metric": "f1"}, "unknown metric 'f1'"),
         ({"progress": "tqdm"}, "unknown progress"),
         ({"max_epochs": -1}, "max_epochs=-1: expected a whole number of at least 0"),

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,9 +20,9 @@ from polyhop.errors import ConfigError, PartitionError
 
 if TYPE_CHECKING:
     from polyhop.comm import Collective
-    from polyhop.graph import SharedGraph
+    from polyhop.graph import Graph, SharedGraph
     from polyhop.launch import RankContext
-    from polyhop.partition import PartitionFolder
+    from polyhop.partition import Partition, PartitionFolder
     from polyhop.train.state import Result
 
 __all__ = ["check_parts", "check_procedural", "is_first_process", "share_of", "train_rank"]
@@ -98,7 +98,11 @@ def train_rank(
     if context.engine == "torchrun" and line.rank == 0 and parts is not None and parts.exists():
         check_parts(parts, recipe, line.num_ranks, groups, is_whole=False)
     features = options.get("feature_store", "auto")
-    held = share_of(line, recipe, parts, method, options["seed"], num_parts=num_parts, features=features)
+
+    def cut(graph: Graph) -> Partition:
+        return _cut(graph, num_parts, method, options)
+
+    held = share_of(line, recipe, parts, cut, num_parts=num_parts, features=features)
     recipe = recipe.fitted(held)
     model = recipe.build(options["seed"])
     if context.attempt > 0:
@@ -130,33 +134,29 @@ def share_of(
     line: Collective,
     recipe: Recipe,
     parts: Path | None,
-    method: str,
-    seed: int,
+    cut: Callable[[Graph], Partition],
     *,
-    num_parts: int | None = None,
+    num_parts: int,
     features: str = "auto",
 ) -> SharedGraph:
     """This rank's share of the graph; ``features``: where rows of a folder of parts are kept.
 
-    ``num_parts``: that the graph is cut into (None: one for each rank); rank r holds part r modulo their number.
+    ``cut`` makes ``num_parts`` parts, where there are none yet; rank r holds part r modulo their number.
     """
     import torch
 
     from polyhop.datasets import is_procedural, procedural_recipe
     from polyhop.graph import fingerprint_graph, procedural_share
-    from polyhop.partition import default_method, open_parts, partition, save_parts, share
-    from polyhop.partition.record import Partition
+    from polyhop.partition import Partition, open_parts, save_parts, share
     from polyhop.train.together import share_value
 
-    num_parts = line.num_ranks if num_parts is None else num_parts
     index = line.rank % num_parts
     if is_procedural(recipe.source):
         return procedural_share(*procedural_recipe(recipe.source), index, num_parts, name=recipe.source)
-    chosen = default_method() if method == "auto" else method
     if parts is not None:
         if line.rank == 0 and not parts.exists():
             graph = recipe.load()
-            save_parts(graph, partition(graph, num_parts, chosen, seed=seed), parts)
+            save_parts(graph, cut(graph), parts)
         share_value(True, line)  # nobody opens it before it is there
         if not parts.exists():
             raise PartitionError(
@@ -169,11 +169,27 @@ def share_of(
     graph = recipe.load()
     _agree(line, f"graph {recipe.source}", fingerprint_graph(graph))
     if line.rank == 0:
-        owner = partition(graph, num_parts, chosen, seed=seed).owner
+        owner = cut(graph).owner
     else:
         owner = torch.empty(graph.num_nodes, dtype=torch.int32)
     owner = line.broadcast(owner.to(line.device), kind="ids").cpu()
-    return share(graph, Partition(owner, num_parts, chosen, seed), index)
+    return share(graph, Partition(owner, num_parts), index)
+
+
+def _cut(graph: Graph, num_parts: int, method: str, options: dict[str, Any]) -> Partition:
+    """Parts by the method given; by itself, strategy split has them follow the mini-batches that it will draw."""
+    from polyhop.partition import default_method, partition
+    from polyhop.sample import presampled
+
+    if method != "auto":
+        return partition(graph, num_parts, method, seed=options["seed"])
+    has_seeds = graph.split is not None and graph.split.train.numel() > 0
+    if options["strategy"] != "split" or options["num_neighbors"] is None or not has_seeds:
+        return partition(graph, num_parts, default_method(), seed=options["seed"])
+    return presampled(
+        graph, num_parts, options["num_neighbors"], options["batch_size"] or 1024,
+        sampler=options["sampler"], seed=options["seed"], judged=1,
+    ).partition  # fmt: skip
 
 
 def _agree(line: Collective, what: str, facts: dict[str, Any]) -> None:

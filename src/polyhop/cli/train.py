@@ -66,6 +66,13 @@ def command(
         int | None, typer.Option(min=1, help="Seeds per mini-batch (with --fanout) [default: 1024].")
     ] = None,
     sampler: Annotated[str, typer.Option(help="uniform | labor")] = "uniform",
+    batch_dependence: Annotated[
+        int,
+        typer.Option(
+            help="Steps over which the draws of labor turn from one to the next, up to 64: mini-batches reach the same "
+            "nodes more often (1: each draws anew)."
+        ),
+    ] = 1,
     optimizer: Annotated[str, typer.Option(help="adam | adamw | sgd")] = "adam",
     lr: Annotated[float, typer.Option(help="Learning rate.")] = 0.01,
     weight_decay: Annotated[float, typer.Option(help="Weight decay.")] = 0.0,
@@ -84,7 +91,7 @@ def command(
     strategy: Annotated[
         str | None,
         typer.Option(
-            help="single | data | macro | halo | split | pushpull [default: data where there are ranks].",
+            help="single | data | macro | halo | pipeline | split | pushpull [default: data where there are ranks].",
             rich_help_panel="Ranks",
         ),
     ] = None,
@@ -96,7 +103,11 @@ def command(
         ),
     ] = None,
     partitioner: Annotated[
-        str, typer.Option(help="metis | fennel | ldg | hash | block.", rich_help_panel="Ranks")
+        str,
+        typer.Option(
+            help="metis | fennel | ldg | hash | block. Strategy split follows the mini-batches it will draw.",
+            rich_help_panel="Ranks",
+        ),
     ] = "auto",
     feature_dtype: Annotated[
         str,
@@ -225,6 +236,35 @@ def command(
             rich_help_panel="Ranks",
         ),
     ] = False,
+    chunks: Annotated[
+        int | None,
+        typer.Option(
+            help="Pieces of the graph that stream through the stages of strategy pipeline [default: 4 a rank].",
+            rich_help_panel="Ranks",
+        ),
+    ] = None,
+    chunk_order: Annotated[
+        str,
+        typer.Option(help="Of an epoch: shuffled | paired | fixed.", rich_help_panel="Ranks"),
+    ] = "shuffled",
+    history_period: Annotated[
+        int,
+        typer.Option(
+            help="Epochs between refreshes of the rows that chunks read of those after them.",
+            rich_help_panel="Ranks",
+        ),
+    ] = 1,
+    history_gamma: Annotated[
+        float, typer.Option(help="Factor of gradients between chunks: 1 | 2.", rich_help_panel="Ranks")
+    ] = 1.0,
+    exact_layers: Annotated[
+        bool,
+        typer.Option(
+            "--exact-layers",
+            help="All chunks of strategy pipeline through a layer before any goes on: exact, stages wait.",
+            rich_help_panel="Ranks",
+        ),
+    ] = False,
     share_variates: Annotated[
         bool,
         typer.Option(
@@ -323,6 +363,7 @@ def command(
         "num_neighbors": fan_outs,
         "batch_size": batch_size,
         "sampler": sampler,
+        "labor_dependence": batch_dependence,
         "optimizer": optimizer,
         "lr": lr,
         "weight_decay": weight_decay,
@@ -357,6 +398,11 @@ def command(
         "naive_halo": naive_halo,
         "overlap": overlap,
         "recompute": recompute,
+        "chunks": chunks,
+        "chunk_order": chunk_order,
+        "history_period": history_period,
+        "history_gamma": history_gamma,
+        "exact_layers": exact_layers,
         "memory": memory,
     }
     from polyhop.launch import Launch, is_rank_process

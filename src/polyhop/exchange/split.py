@@ -30,10 +30,11 @@ from polyhop.exchange.features import FactFormat, NodeFacts, RowFetch
 from polyhop.exchange.loader import Seeds, blocks_of
 from polyhop.exchange.wanted import FarEdges, Price, Wanted, told, with_sums
 from polyhop.graph import Block, Part, SparseRows, Sums
-from polyhop.kernels import Key, Purpose
+from polyhop.kernels import Key
 from polyhop.kernels.owners import by_owner
 from polyhop.kernels.relabel import Relabel
 from polyhop.kernels.sample import METHODS, check_fanouts
+from polyhop.kernels.variates import check_dependence, sample_key
 from polyhop.sample.ahead import ahead
 from polyhop.sample.part import Drawn, PartSampler
 from polyhop.sample.wire import Wire
@@ -107,17 +108,19 @@ class SharedSampler:
         depth: int | None = None,
         copies: Tensor | None = None,
         prices: Sequence[Price | None] | None = None,
+        dependence: int = 1,
     ) -> None:
         """``prices``: of a row at each layer, input layer first; None: where, or if at all, no sums cross."""
         if method not in METHODS:
             raise ConfigError(unknown("sampling method", method, METHODS))
         self.part, self.wire, self.seed, self.method = part, wire, seed, method
+        self.dependence = check_dependence(dependence, method)
         self.num_neighbors = check_fanouts(num_neighbors)
         self._num_above = 0 if depth is None else len(num_neighbors) - depth
         self._above = None
         if self._num_above:
             above = self.num_neighbors[: self._num_above]
-            self._above = PartSampler(part, above, wire, seed=seed, method=method)
+            self._above = PartSampler(part, above, wire, seed=seed, method=method, dependence=dependence)
         self._copies = torch.empty(0, dtype=torch.int64) if copies is None else copies
         self._prices = [None] * len(num_neighbors) if prices is None else list(prices)
         self._relabel = Relabel()
@@ -130,7 +133,7 @@ class SharedSampler:
             joint, frontier = self._join(line, drawn)
         copied = self._copies[:0]
         for hop in range(self._num_above, len(self.num_neighbors)):
-            key = Key(self.seed, epoch, step).at(Purpose.SAMPLE, hop)
+            key = sample_key(Key(self.seed, epoch, step), hop, self.dependence)
             drawn_rows = self.part.drawn_rows(frontier, self.num_neighbors[hop], key, self.method)
             copies = self._copies if hop == len(self.num_neighbors) - 1 else self._copies[:0]
             layer, frontier, copied = self._hop(line, frontier, hop, drawn_rows, copies)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from polyhop.errors import ConfigError, InputError, KernelError, unknown
 from polyhop.kernels import checks, native, reference
+from polyhop.kernels.variates import packed_keys
 
 __all__ = ["draw"]
 
@@ -38,14 +39,14 @@ def draw(
     """(ends int64 [k + 1], position int64 [ends[k]]): row i draws indices[position[ends[i] : ends[i + 1]]], ascending.
 
     indptr int64 [N + 1], indices int32 or int64 [E]: in-edges in CSC. ``rows`` int64 [k], in any order, repeats allowed;
-    ``fanout`` at least 1, or -1 for all; ``key`` 64 bits. ``ids`` int64 [N] keys the draw of each row: the node's id in the
-    whole graph. For ``labor``, ``source_ids`` int64 [S] is the same for the sources that indices name (None: indices are
-    such ids). A row outside 0 .. N-1 is an InputError naming its position. With several keys, rows
+    ``fanout`` at least 1, or -1 for all; ``key`` 64 bits, or ``Variates``. ``ids`` int64 [N] keys the draw of each
+    row: the node's id in the whole graph. For ``labor``, ``source_ids`` int64 [S] is the same for the sources that indices
+    name (None: indices are such ids). A row outside 0 .. N-1 is an InputError naming its position. With several keys, rows
     cuts[m] .. cuts[m + 1] - 1 draw under key[m].
     """
     fanout = _check(indptr, indices, rows, fanout, ids, source_ids, method)
     keys, cuts = _segments(key, cuts, rows.numel())
-    if not native.serves(indptr, indices, rows, ids, source_ids, op="ph_draw_keys"):
+    if not native.serves(indptr, indices, rows, ids, source_ids, op="ph_draw_rows"):
         num_rows = indptr.numel() - 1
         bad = ((rows < 0) | (rows >= num_rows)).nonzero()
         if bad.numel():
@@ -94,10 +95,9 @@ def _draw_native(
     if bad >= 0:
         raise _outside(rows, bad, num_rows)
     position = torch.empty(int(ends[k]), dtype=torch.int64)
-    signed = [key - (1 << 64) if key >> 63 else key for key in keys]
     status = native.call(
-        "ph_draw_keys", indptr, indices, native.id_code(indices), indices.numel(), rows, ends, fanout,
-        torch.tensor(signed), torch.tensor(cuts), len(keys), method, ids, source_ids, position, threads,
+        "ph_draw_rows", indptr, indices, native.id_code(indices), indices.numel(), rows, ends, fanout,
+        packed_keys(keys), torch.tensor(cuts), len(keys), method, ids, source_ids, position, threads,
     )  # fmt: skip
     if status < 0:
         raise KernelError(

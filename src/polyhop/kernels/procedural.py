@@ -27,6 +27,7 @@ from torch import Tensor
 from polyhop.errors import ConfigError, InputError, KernelError, unknown
 from polyhop.kernels import checks, native, reference
 from polyhop.kernels.keys import Purpose, fold
+from polyhop.kernels.variates import packed_keys
 
 __all__ = ["MOST_HOT", "MOST_NODES", "Virtual", "virtual_degrees", "virtual_draw", "virtual_rows"]
 
@@ -150,13 +151,13 @@ def virtual_draw(
             f"virtual_draw: fanout = {fanout!r}, expected a whole number of at least 1, or -1 for all"
         )
     fanout, degrees = index(fanout), virtual_degrees(graph, ids)
-    if not native.serves(ids, op="ph_procedural_draw"):
+    if not native.serves(ids, op="ph_procedural_drawn"):
         return _draw_plainly(graph, ids, degrees, fanout, key, method)
     ends = _ends(degrees if fanout < 0 else degrees.clamp(max=fanout))
     out = torch.empty(int(ends[-1]), dtype=torch.int64)
     status = native.call(
-        "ph_procedural_draw", graph.facts, ids.contiguous(), degrees, ends, ids.numel(), fanout, key,
-        reference.DRAW_METHODS.index(method), out, native.num_threads(),
+        "ph_procedural_drawn", graph.facts, ids.contiguous(), degrees, ends, ids.numel(), fanout,
+        packed_keys([key]), reference.DRAW_METHODS.index(method), out, native.num_threads(),
     )  # fmt: skip
     if status < 0:
         raise KernelError(f"virtual_draw: out of memory for {ids.numel()} nodes; ask for fewer")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from polyhop.kernels.keys import fold
+from polyhop.kernels.variates import Variates, turned
 
 __all__ = [
     "DRAW_METHODS",
@@ -300,7 +301,10 @@ def _labor(
     """int64 [n, fanout]: ascending positions of the sources with the smallest numbers; the earlier position wins a tie."""
     ends = _ends(degree)
     sources = indices[_spread(begin, ends)].long()
-    number = philox(key, sources if source_ids is None else source_ids[sources])[0]
+    named = sources if source_ids is None else source_ids[sources]
+    number = philox(key, named)[0]
+    if isinstance(key, Variates):
+        number = turned(key, number, philox(key.second, named)[0])
     row = torch.repeat_interleave(torch.arange(degree.numel(), device=degree.device), degree)
     order = torch.sort(number, stable=True).indices
     order = order[torch.sort(row[order], stable=True).indices]

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from polyhop.errors import ConfigError, InputError, KernelError, unknown
 from polyhop.kernels import checks, native, reference
+from polyhop.kernels.variates import packed_keys
 
 __all__ = ["METHODS", "Sampled", "SampledLayer", "Sampler", "check_fanouts", "sample_reference"]
 
@@ -70,7 +71,7 @@ class Sampler:
     ) -> Sampled:
         """The layers that reach distinct ``seeds`` (int64 [B]).
 
-        One fan-out (-1 = all) and one 64-bit key per hop, from the seeds outward.
+        One fan-out (-1 = all) and one 64-bit key per hop (or ``Variates``), from the seeds outward.
         """
         fanouts = check_fanouts(fanouts)
         checks.require(
@@ -82,7 +83,7 @@ class Sampler:
         )
         if method not in METHODS:
             raise ConfigError(unknown("sampling method", method, METHODS))
-        if not native.serves(self._indptr, self._indices, seeds, op="ph_sample"):
+        if not native.serves(self._indptr, self._indices, seeds, op="ph_sample_hops"):
             keep = self._keep_edges
             return sample_reference(
                 self._indptr, self._indices, seeds, fanouts, keys, method=method, keep_edges=keep
@@ -94,11 +95,10 @@ class Sampler:
     ) -> Sampled:
         hops = len(fanouts)
         given = torch.tensor(fanouts, dtype=torch.int64)
-        signed = torch.tensor([key - (key >> 63 << 64) for key in keys], dtype=torch.int64)
         sizes = torch.zeros(2 * hops, dtype=torch.int64)
         status = native.call(
-            "ph_sample", self._native(), self._indptr, self._indices, native.id_code(self._indices), seeds, seeds.numel(),
-            given, signed, hops, method, int(checks.is_debug()), sizes,
+            "ph_sample_hops", self._native(), self._indptr, self._indices, native.id_code(self._indices), seeds,
+            seeds.numel(), given, packed_keys(keys), hops, method, int(checks.is_debug()), sizes,
         )  # fmt: skip
         if status < 0:
             raise self._failure(status, int(sizes[0]), seeds)

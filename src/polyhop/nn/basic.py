@@ -23,6 +23,7 @@ from polyhop.nn.model import (
     Model,
     State,
     act_and_drop,
+    drop_rows,
     first_aggregate,
     first_map,
     rows_of,
@@ -109,15 +110,27 @@ class BasicGNN(Model):
         h: Tensor = self.convs[i](state["h"], block, key=key, site=i)
         if i == self.num_layers - 1 and self.jk_mode is None:
             return {"h": h}
-        h = self._after(i, h, block, key)
+        h = self._after(i, h, block, key, self.dropout.p if self.training else 0.0)
         if not hasattr(self, "jk"):
             return {"h": h}
         kept = slice_destinations(block, state, [f"jk{k}" for k in range(i)])
         return {"h": h, **kept, f"jk{i}": h}
 
-    def _after(self, i: int, h: Tensor, block: Block, key: Key | None) -> Tensor:
+    def undropped(self, i: int, block: Block, state: State, *, key: Key | None = None) -> State:
+        h: Tensor = self.convs[i](state["h"], block, key=key, site=i)
+        if i < self.num_layers - 1 or self.jk_mode is not None:
+            h = self._after(i, h, block, key, 0.0)
+        kept = [f"jk{k}" for k in range(i)] if hasattr(self, "jk") else []
+        return {"h": h, **slice_destinations(block, state, kept)}
+
+    def dropped(self, i: int, state: State, *, ids: Tensor | None = None, key: Key | None = None) -> State:
+        if i == self.num_layers - 1 and self.jk_mode is None:
+            return state
+        h = drop_rows(rows_of(state), self.dropout.p if self.training else 0.0, key, i, ids=ids)
+        return state | {"h": h} | ({f"jk{i}": h} if hasattr(self, "jk") else {})
+
+    def _after(self, i: int, h: Tensor, block: Block, key: Key | None, p: float) -> Tensor:
         """Norm, activation and dropout of layer i's output."""
-        p = self.dropout.p if self.training else 0.0
         act, norm = self.act, self.norms[i]
         if self.act_first and act is not None and not isinstance(norm, nn.Identity):
             h, act = act(h), None

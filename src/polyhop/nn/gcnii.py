@@ -81,6 +81,14 @@ class GCNII(Model):
         p = self.dropout.p if self.training else 0.0
         return {"h": act_and_drop(h, self.act, p, key, i, block), **carried}
 
+    def undropped(self, i: int, block: Block, state: State, *, key: Key | None = None) -> State:
+        carried = slice_destinations(block, state, ["h0"])
+        return {"h": self.act(self.convs[i](state["h"], block, carried=carried["h0"])), **carried}
+
+    def dropped(self, i: int, state: State, *, ids: Tensor | None = None, key: Key | None = None) -> State:
+        p = self.dropout.p if self.training else 0.0
+        return state | {"h": drop_rows(rows_of(state), p, key, i, ids=ids)}
+
     def finish(self, state: State, *, ids: Tensor | None = None, key: Key | None = None) -> Tensor:
         out: Tensor = self.lins[1](rows_of(state))
         return out

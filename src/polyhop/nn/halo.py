@@ -29,7 +29,7 @@ def over_halo(layer: Any, x: Tensor, block: HaloBlock, carried: Tensor | None, k
     map_first = layer.map_first(block.sizes, True)
     own, none = x if block.num_dst == x.shape[0] else x[: block.num_dst], x[:0]
     like = layer.transform(none, map_first)
-    # Mapped rows cross twice, their gradients too, fixed ones once: if that is even, those are mapped where they are read.
+    # Mapped rows cross twice, their gradients too, fixed ones once: these are mapped where they are read if that is even.
     width, is_fixed = math.prod(like.shape[1:]), not (block.returns or x.requires_grad)
     is_narrow = block.sends_narrow and (2 * width < x.shape[1] if is_fixed else width <= x.shape[1])
     crosses_mapped = like is none or is_narrow or block.shards is not None

@@ -59,6 +59,14 @@ class Model(nn.Module):
         """State of the block's destinations after layer i, from the state of its sources."""
         raise NotImplementedError
 
+    def undropped(self, i: int, block: Block, state: State, *, key: Key | None = None) -> State:
+        """``layer`` up to where it drops units of its output: what a strategy that keeps rows over several steps keeps."""
+        return self.layer(i, block, state, key=key)
+
+    def dropped(self, i: int, state: State, *, ids: Tensor | None = None, key: Key | None = None) -> State:
+        """The rest of ``layer``, row by row: both together are ``layer``, to the bit. ``ids`` as in ``begin``."""
+        return state
+
     def finish(self, state: State, *, ids: Tensor | None = None, key: Key | None = None) -> Tensor:
         """Output rows [n, out_channels] of any rows that went through all layers."""
         return rows_of(state)

@@ -13,7 +13,7 @@ from polyhop.graph.sliced import SlicedMap
 from polyhop.kernels.keys import Key
 from polyhop.nn.conv import wrap
 from polyhop.nn.layer import Layer
-from polyhop.nn.model import Model, State, act_and_drop, first_aggregate, first_map
+from polyhop.nn.model import Model, State, act_and_drop, drop_rows, first_aggregate, first_map, rows_of
 from polyhop.nn.modules import activation
 
 __all__ = ["Stack"]
@@ -60,3 +60,12 @@ class Stack(Model):
         if i == self.num_layers - 1:
             return {"h": h}
         return {"h": act_and_drop(h, self.act, self.dropout.p if self.training else 0.0, key, i, block)}
+
+    def undropped(self, i: int, block: Block, state: State, *, key: Key | None = None) -> State:
+        h: Tensor = self.layers[i](state["h"], block, key=key, site=i)
+        return {"h": h if i == self.num_layers - 1 or self.act is None else self.act(h)}
+
+    def dropped(self, i: int, state: State, *, ids: Tensor | None = None, key: Key | None = None) -> State:
+        if i == self.num_layers - 1:
+            return state
+        return {"h": drop_rows(rows_of(state), self.dropout.p if self.training else 0.0, key, i, ids=ids)}

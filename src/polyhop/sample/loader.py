@@ -61,6 +61,7 @@ class NeighborLoader:
         gather: bool = True,
         in_place: bool = False,
         method: str = "uniform",
+        dependence: int = 1,
         trace: Trace = NO_TRACE,
     ) -> None:
         _at_least("batch_size", batch_size, 1)
@@ -74,7 +75,7 @@ class NeighborLoader:
             gather,
         )
         self.pool = _pool(graph) if in_place else None
-        self.sampler = NeighbourSampler(graph, num_neighbors, seed=seed, method=method)
+        self.sampler = NeighbourSampler(graph, num_neighbors, seed=seed, method=method, dependence=dependence)
         self.input_nodes = _input_nodes(graph, input_nodes)
         self.trace = trace
 

@@ -13,8 +13,9 @@ from torch import Tensor
 from polyhop.errors import ConfigError, unknown
 from polyhop.graph.block import Block
 from polyhop.graph.graph import Graph
-from polyhop.kernels import Key, Purpose, gather_rows
+from polyhop.kernels import Key, gather_rows
 from polyhop.kernels.sample import METHODS, Sampled, Sampler, check_fanouts
+from polyhop.kernels.variates import check_dependence, sample_key
 from polyhop.sample.batch import MiniBatch
 
 __all__ = ["NeighbourSampler"]
@@ -25,15 +26,24 @@ class NeighbourSampler:
 
     ``num_neighbors`` has one fan-out per layer, from the seeds outward; -1 takes all. ``uniform`` draws every subset with
     the same probability; ``labor`` (LABOR-0) lets the nodes of a layer share their draws, so that they reach fewer
-    distinct sources. Safe to call from several threads: each running call has a native sampler of its own.
+    distinct sources. ``dependence``: steps over which the draws of ``labor`` turn from one to the next, so that mini-batches
+    that follow each other reach much the same nodes (1: each draws anew). Safe to call from several threads: each running
+    call has a native sampler of its own.
     """
 
     def __init__(
-        self, graph: Graph, num_neighbors: Sequence[int], *, seed: int = 0, method: str = "uniform"
+        self,
+        graph: Graph,
+        num_neighbors: Sequence[int],
+        *,
+        seed: int = 0,
+        method: str = "uniform",
+        dependence: int = 1,
     ) -> None:
         if method not in METHODS:
             raise ConfigError(unknown("sampling method", method, METHODS))
         self.graph, self.seed, self.method = graph, seed, method
+        self.dependence = check_dependence(dependence, method)
         self.num_neighbors = check_fanouts(num_neighbors)
         self._in_weight, self._loop_weight = graph.in_weight, graph.loop_weight
         self._idle: deque[Sampler] = deque()
@@ -41,7 +51,7 @@ class NeighbourSampler:
     def sample(self, seeds: Tensor, epoch: int, step: int) -> MiniBatch:
         """The mini-batch of distinct ``seeds`` (int64 [B]) at this epoch and step."""
         key = Key(self.seed, epoch, step)
-        keys = [key.at(Purpose.SAMPLE, hop) for hop in range(len(self.num_neighbors))]
+        keys = [sample_key(key, hop, self.dependence) for hop in range(len(self.num_neighbors))]
         sampler = self._take()
         drawn = sampler.sample(seeds, self.num_neighbors, keys, method=self.method)
         self._idle.append(sampler)

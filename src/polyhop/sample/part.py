@@ -23,10 +23,11 @@ from torch import Tensor
 from polyhop.comm import Collective
 from polyhop.errors import ConfigError, PeerError, unknown
 from polyhop.graph.part import AnyPart
-from polyhop.kernels import Key, Purpose
+from polyhop.kernels import Key
 from polyhop.kernels.owners import by_owner
 from polyhop.kernels.relabel import Joined, Relabel
 from polyhop.kernels.sample import METHODS, check_fanouts
+from polyhop.kernels.variates import check_dependence, sample_key
 from polyhop.sample.wire import Lists, Wire
 
 __all__ = ["Drawn", "DrawnLayer", "PartSampler", "window_rows"]
@@ -62,10 +63,13 @@ class PartSampler:
         *,
         seed: int = 0,
         method: str = "uniform",
+        dependence: int = 1,
     ) -> None:
+        """``dependence``: as for ``NeighbourSampler``."""
         if method not in METHODS:
             raise ConfigError(unknown("sampling method", method, METHODS))
         self.part, self.wire, self.seed, self.method = part, wire, seed, method
+        self.dependence = check_dependence(dependence, method)
         self.num_neighbors = check_fanouts(num_neighbors)
         self._relabel = Relabel()
 
@@ -83,7 +87,7 @@ class PartSampler:
         ids, cuts = torch.cat(list(seeds)), [0, *accumulate(each.numel() for each in seeds)]
         layers: list[list[DrawnLayer]] = [[] for _ in seeds]
         for hop, fanout in enumerate(self.num_neighbors):
-            keys = [Key(self.seed, epoch, step).at(Purpose.SAMPLE, hop) for step in steps]
+            keys = [sample_key(Key(self.seed, epoch, step), hop, self.dependence) for step in steps]
             order: Tensor | None = None
             if hop == 0:
                 lists = [self._draw(ids - self.part.start, fanout, keys, cuts)]

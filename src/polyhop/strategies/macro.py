@@ -52,6 +52,7 @@ class Config:
     num_neighbors: Sequence[int] | None = None  # from the seeds outward, -1 = all
     batch_size: int = 1024  # of all ranks together
     sampler: str = "uniform"
+    labor_dependence: int = 1  # steps over which LABOR's draws turn from one to the next
     prefetch: int = 2  # 0: nothing is loaded while a window trains
     seed: int = 0
     max_epochs: int = 0  # where loading ends
@@ -86,6 +87,11 @@ def build(
         raise ConfigError(
             "share_variates: only sampler='labor' has variates that mini-batches can share, and the windows that share "
             "them must be fixed: give sampler='labor' and macro=K"
+        )
+    if config.share_variates and config.labor_dependence > 1:
+        raise ConfigError(
+            f"share_variates draws alike all over a window, and labor_dependence={config.labor_dependence} turns draws "
+            "from step to step: give one of them"
         )
     work = part_work(NAME, model, graph, config, train_ids, whole.placement.dtype, team)
     assert team is not None, "part_work asks for a team"

@@ -65,6 +65,8 @@ class Options(Protocol):
     @property
     def sampler(self) -> str: ...
     @property
+    def labor_dependence(self) -> int: ...
+    @property
     def seed(self) -> int: ...
     @property
     def feature_dtype(self) -> str: ...
@@ -108,7 +110,9 @@ def part_work(
         graph, fan_outs = inputs.graph, inputs.num_neighbors
     part = graph.part
     wire = Wire(graph.num_nodes, part.edge_weight is not None, is_plain)
-    sampler = PartSampler(part, fan_outs, wire, seed=config.seed, method=config.sampler)
+    sampler = PartSampler(
+        part, fan_outs, wire, seed=config.seed, method=config.sampler, dependence=config.labor_dependence
+    )
     seeds = Seeds(
         part.facts_of(train_ids)[0],
         train_ids + part.start,

@@ -72,6 +72,7 @@ class Facts:
     num_chunks: int
     boundaries: Sequence[Boundary]  # S - 1
     value_bytes: int = 4  # of a weight
+    num_shared: int = 0  # values of weights that several stages use
 
     def __post_init__(self) -> None:
         if len(self.boundaries) != self.layout.num_stages - 1:
@@ -97,11 +98,16 @@ def account(
     boundaries: Sequence[Boundary],
     rank: int,
     value_bytes: int = 4,
+    num_shared: int = 0,
 ) -> Cost:
-    """What ``rank`` sends in a step of one way a stage."""
+    """What ``rank`` sends in a step of one way a stage. ``num_shared``: values of weights that several stages use."""
     sizes = [num_bytes for _, _, num_bytes in _sent(schedule, rank, chunk_rows, boundaries) if num_bytes]
     hidden = Cost({"hidden": sum(sizes)}, {"hidden": len(sizes)}) if sizes else Cost()
-    return hidden + account_gradients([TAIL], value_bytes, schedule.layout.num_ranks, rank)
+    return hidden + account_gradients(_summed(num_shared), value_bytes, schedule.layout.num_ranks, rank)
+
+
+def _summed(num_shared: int) -> list[int]:
+    return [num_shared, TAIL] if num_shared else [TAIL]
 
 
 def _sent(
@@ -127,7 +133,9 @@ def estimate(facts: Facts, rank: int) -> Cost:
         crossed.append(facts.boundaries[stage - 1].bytes("backward", facts.num_nodes))
     messages = len(crossed) * min(facts.num_chunks, facts.num_nodes)
     hidden = Cost({"hidden": sum(crossed)}, {"hidden": messages}) if crossed else Cost()
-    return hidden + account_gradients([TAIL], facts.value_bytes, facts.layout.num_ranks, rank)
+    return hidden + account_gradients(
+        _summed(facts.num_shared), facts.value_bytes, facts.layout.num_ranks, rank
+    )
 
 
 def estimate_bubble(facts: Facts) -> float:

@@ -61,6 +61,7 @@ class Config:
     num_neighbors: Sequence[int] | None = None  # from the seeds outward, -1 = all
     batch_size: int = 1024  # of all ranks together
     sampler: str = "uniform"
+    labor_dependence: int = 1  # steps over which LABOR's draws turn from one to the next
     prefetch: int = 2
     seed: int = 0
     feature_dtype: str = "auto"  # of the columns that ranks hold: auto | float32 | bfloat16

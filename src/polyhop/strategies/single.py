@@ -38,6 +38,7 @@ class Config:
     num_neighbors: Sequence[int] | None = None  # from the seeds outward, -1 = all; None = full graph
     batch_size: int = 1024
     sampler: str = "uniform"
+    labor_dependence: int = 1  # steps over which LABOR's draws turn from one to the next
     num_workers: int = 1
     prefetch: int = 2
     seed: int = 0
@@ -95,6 +96,7 @@ def build(
         prefetch=config.prefetch,
         in_place=inputs is None and _reads_pool(model, whole),
         method=config.sampler,
+        dependence=config.labor_dependence,
         trace=trace,
     )
     return _MiniBatch(model, loader, whole, loss, terms_per_row, inputs)

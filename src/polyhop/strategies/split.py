@@ -73,6 +73,7 @@ class Config:
     num_neighbors: Sequence[int] | None = None  # from the seeds outward, -1 = all
     batch_size: int = 1024  # of all ranks together
     sampler: str = "uniform"
+    labor_dependence: int = 1  # steps over which LABOR's draws turn from one to the next
     prefetch: int = 2
     seed: int = 0
     feature_dtype: str = "auto"  # of rows that evaluation fetches; training fetches none
@@ -141,7 +142,8 @@ def build(
         chosen = choose(
             model, graph, team.group, whole.placement, train_ids=train_ids, num_neighbors=fan_outs,
             batch_size=config.batch_size * team.group.num_ranks // team.line.num_ranks, prefetch=config.prefetch,
-            cache_bytes=config.cache_bytes, feature_dtype=config.feature_dtype, bits=int(config.bits), strategies=(NAME,),
+            cache_bytes=config.cache_bytes, must_copy=True, feature_dtype=config.feature_dtype,
+            bits=int(config.bits), strategies=(NAME,),
         )  # fmt: skip
         depth = int(chosen.options["split_depth"])
     prices = _prices(model, graph, config, whole.placement) if config.split_sums else None
@@ -149,7 +151,7 @@ def build(
     def sampler(depth: int) -> SharedSampler:
         return SharedSampler(
             part, fan_outs, wire, seed=config.seed, method=config.sampler, depth=depth,
-            copies=None if copies is None else copies.rows, prices=prices,
+            copies=None if copies is None else copies.rows, prices=prices, dependence=config.labor_dependence,
         )  # fmt: skip
 
     loader = SharedLoader(

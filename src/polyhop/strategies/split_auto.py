@@ -15,7 +15,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,10 +29,10 @@ from polyhop.kernels import gather_rows, spmm
 from polyhop.strategies.flows import gather_flows
 from polyhop.strategies.macro_auto import ranks_to_a_core
 from polyhop.strategies.shape import Shape
-from polyhop.strategies.split_choice import Ranked, Rates, expected, ranked, reason, variants
+from polyhop.strategies.split_choice import Ranked, Rates, rank_strategies, reason
 from polyhop.strategies.step import Placement
 
-__all__ = ["Choice", "choose", "measure_rates", "rank_strategies"]
+__all__ = ["Choice", "choose", "measure_rates"]
 
 # CPU of what is not measured at the start: 4 ranks over gloo on 2 AVX-512 cores that others used too, GraphSAGE of 2 and 3
 # layers, 64 to 512 inputs, 32 to 256 hidden columns, 7 variants, 49 runs of which CPU-seconds a step were fitted by what
@@ -44,7 +44,7 @@ _MESSAGE_S, _BYTE_S = 0.5e-3, 0.37e-9
 # values aggregated, 11 GB of rows read and 70 Gflop a second, fitted 1.7 to 3.3 G, 2.7 to 7.7 GB and 65 Gflop.
 _ROWS, _COLUMNS, _EDGES = 1 << 15, 128, 1 << 16
 _GATHERED, _AGGREGATED, _MULTIPLIED = 0.4, 0.25, 0.9
-_REPEATS = 4
+_REPEATS = 10  # the best of so many short ones: other processes only add
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,7 @@ def choose(
     batch_size: int,
     prefetch: int = 2,
     cache_bytes: int = 0,
+    must_copy: bool = False,
     feature_dtype: str = "auto",
     bits: int | Iterable[int] = 32,
     strategies: Sequence[str] = ("data", "split", "pushpull"),
@@ -76,36 +77,10 @@ def choose(
 ) -> Choice:
     """The way to train that is expected to be fastest. All ranks call it together, before they build a strategy.
 
-    ``train_ids``: local rows of this rank's train nodes. ``cache_bytes``: of rows of others that a rank may keep.
-    ``bits``: of values between layers of ``split``, the widths to choose from (fewer than 32 are approximate). ``rates``: in
-    place of measured ones, the same on all ranks.
+    ``train_ids``: local rows of this rank's train nodes. ``cache_bytes``: of rows of others that a rank may keep;
+    ``must_copy``: ``split`` does in any case. ``bits``: of values between layers of ``split``, the widths to choose from
+    (fewer than 32 are approximate). ``rates``: in place of measured ones, the same on all ranks.
     """
-    order, rates = rank_strategies(
-        model, graph, line, placement, train_ids=train_ids, num_neighbors=num_neighbors, batch_size=batch_size,
-        prefetch=prefetch, cache_bytes=cache_bytes, feature_dtype=feature_dtype, bits=bits, strategies=strategies,
-        rates=rates,
-    )  # fmt: skip
-    best = order[0].variant
-    return Choice(best.strategy, best.options(cache_bytes), reason(order), order, rates)
-
-
-def rank_strategies(
-    model: nn.Module,
-    graph: SharedGraph,
-    line: Collective,
-    placement: Placement,
-    *,
-    train_ids: Tensor,
-    num_neighbors: Sequence[int],
-    batch_size: int,
-    prefetch: int = 2,
-    cache_bytes: int = 0,
-    feature_dtype: str = "auto",
-    bits: int | Iterable[int] = 32,
-    strategies: Sequence[str] = ("data", "split", "pushpull"),
-    rates: Rates | None = None,
-) -> tuple[list[Ranked], Rates]:
-    """(all variants, the fastest first; what they were timed by): the same on all ranks. See ``choose``."""
     counts = [1] * line.num_ranks
     total = int(sum(line.all_gather(torch.tensor([train_ids.numel()]), kind="sizes", counts=counts)))
     if total == 0:
@@ -114,26 +89,30 @@ def rank_strategies(
     flows = gather_flows(graph, train_ids, chance, num_neighbors, line, cache_bytes=cache_bytes)
     with placement.context():
         shape = Shape.of(model, graph.part, graph.num_nodes, num_neighbors, line.num_ranks, feature_dtype)
+    shape = replace(shape, row_bytes=_agreed(shape, graph, line))
     if rates is None:
         rates = measure_rates(placement, line, is_overlapped=prefetch > 0)
-    among = variants(
-        len(num_neighbors),
+    widths = (bits,) if isinstance(bits, int) else bits
+    order = rank_strategies(
+        flows,
+        shape,
+        rates,
         has_cache=cache_bytes > 0,
-        by_columns=shape.push is not None,
-        bits=(bits,) if isinstance(bits, int) else bits,
+        must_copy=must_copy,
+        bits=widths,
         strategies=strategies,
     )
-    order = ranked(expected(flows, shape, among), rates)
-    # Lengths of sparse rows are those of the own part: rank 0's order counts.
-    places = {each.variant: at for at, each in enumerate(order)}
-    first = line.broadcast(torch.tensor([places[each] for each in among]), kind="sizes").tolist()
-    return [
-        order[places[variant]] for _, variant in sorted(zip(first, among, strict=True), key=_first)
-    ], rates
+    best = order[0].variant
+    return Choice(best.strategy, best.options(cache_bytes), reason(order), order, rates)
 
 
-def _first(pair: tuple[int, Any]) -> int:
-    return pair[0]
+def _agreed(shape: Shape, graph: SharedGraph, line: Collective) -> float:
+    """Bytes of an input row, where parts have sparse rows of other lengths: the mean over the whole graph."""
+    rows = graph.part.num_nodes
+    total, count = line.all_reduce(
+        torch.tensor([shape.row_bytes * rows, rows], dtype=torch.float64), kind="sizes"
+    ).tolist()
+    return float(total / max(1.0, count))
 
 
 def measure_rates(placement: Placement, line: Collective, *, is_overlapped: bool = True) -> Rates:
@@ -171,7 +150,7 @@ def _speeds(placement: Placement) -> tuple[float, float, float]:
 
     def multiplied() -> None:
         with placement.context():
-            x[: _ROWS // 4] @ weight
+            x[: _ROWS // 8] @ weight
 
     gathered_s = _seconds(lambda: gather_rows(stored, rows), placement.device)
     aggregated_s = _seconds(lambda: spmm(indptr, indices, x, num_src=_ROWS), placement.device)
@@ -179,12 +158,12 @@ def _speeds(placement: Placement) -> tuple[float, float, float]:
     return (
         _GATHERED * 4 * rows.numel() * _COLUMNS / gathered_s,
         _AGGREGATED * _EDGES * _COLUMNS / aggregated_s,
-        _MULTIPLIED * 2 * (_ROWS // 4) * _COLUMNS**2 / multiplied_s,
+        _MULTIPLIED * 2 * (_ROWS // 8) * _COLUMNS**2 / multiplied_s,
     )
 
 
 def _seconds(call: Callable[[], object], device: torch.device) -> float:
-    """The best of a few: a scheduler only adds."""
+    """The best of some."""
     taken = []
     for _ in range(_REPEATS):
         start = time.perf_counter()

@@ -6,7 +6,7 @@ Sampling and loading run ahead in a thread of their own, beside training. Of ran
     train_r   rounds * latency + bytes / bandwidth + max(1, c) * CPU of aggregated values, products, messages
     step      the largest of
                   max_r ahead_r, max_r train_r         whichever is slower sets the pace; ranks wait for the slowest
-                  max_r bytes of both / bandwidth      both use one link
+                  max_r bytes of both / bandwidth      both use one link; sent or received, whichever is more
                   c * mean_r CPU of both               both use the same cores, where there are fewer than threads
               or max_r ahead_r + max_r train_r where nothing runs ahead
 
@@ -26,14 +26,24 @@ from polyhop.strategies.flows import Flows
 from polyhop.strategies.shape import Shape
 from polyhop.strategies.work import Variant, Work, work_of
 
-__all__ = ["Ranked", "Rates", "Seconds", "expected", "ranked", "reason", "seconds", "variants"]
+__all__ = [
+    "Ranked",
+    "Rates",
+    "Seconds",
+    "expected",
+    "rank_strategies",
+    "ranked",
+    "reason",
+    "seconds",
+    "variants",
+]
 
 
 @dataclass(frozen=True)
 class Rates:
     """What ranks can do in a second; the same on all of them."""
 
-    bytes_per_s: float  # that a rank sends while all do
+    bytes_per_s: float  # that a rank sends, and receives, while all do
     latency_s: float  # of a round of messages between all ranks
     gather_bytes_per_s: float  # of input rows read and put together, on one core
     values_per_s: float  # aggregated
@@ -67,18 +77,26 @@ def seconds(works: Sequence[Work], rates: Rates) -> Seconds:
     crowd = max(1.0, rates.crowding)
     ahead_cpu = [_ahead_cpu(work, rates) for work in works]
     train_cpu = [_train_cpu(work, rates) for work in works]
-    ahead = max(_wire(work.ahead, rates) + crowd * cpu for work, cpu in zip(works, ahead_cpu, strict=True))
-    train = max(_wire(work.train, rates) + crowd * cpu for work, cpu in zip(works, train_cpu, strict=True))
-    link = max(work.cost.total_bytes for work in works) / rates.bytes_per_s
-    compute = 0.0
+    ahead_bytes = _crossing([work.ahead_to for work in works])
+    train_bytes = _crossing([work.train_to for work in works])
+    ahead = train = link = compute = 0.0
+    for r, work in enumerate(works):
+        ahead = max(ahead, _wire(work.ahead.rounds, ahead_bytes[r], rates) + crowd * ahead_cpu[r])
+        train = max(train, _wire(work.train.rounds, train_bytes[r], rates) + crowd * train_cpu[r])
+        link = max(link, (ahead_bytes[r] + train_bytes[r]) / rates.bytes_per_s)
     if rates.is_sharing:
         compute = rates.crowding * (sum(ahead_cpu) + sum(train_cpu)) / len(works)
     step = max(ahead, train, link, compute) if rates.is_overlapped else ahead + train
     return Seconds(step, ahead, train, link, compute)
 
 
-def _wire(cost: Cost, rates: Rates) -> float:
-    return cost.rounds * rates.latency_s + cost.total_bytes / rates.bytes_per_s
+def _crossing(sent: Sequence[Sequence[float]]) -> list[float]:
+    """Bytes on each rank's link: sent or received, whichever is more. ``sent[r][q]``: from rank r to rank q."""
+    return [max(sum(own), sum(each[r] for each in sent)) for r, own in enumerate(sent)]
+
+
+def _wire(rounds: float, num_bytes: float, rates: Rates) -> float:
+    return rounds * rates.latency_s + num_bytes / rates.bytes_per_s
 
 
 def _messages_cpu(cost: Cost, rates: Rates) -> float:
@@ -110,20 +128,25 @@ def variants(
     num_layers: int,
     *,
     has_cache: bool = False,
+    must_copy: bool = False,
     by_columns: bool = True,
     bits: Iterable[int] = (32,),
     strategies: Sequence[str] = ("data", "split", "pushpull"),
 ) -> list[Variant]:
-    """Ways to train, the plainest first. ``has_cache``: there is memory for rows of others; ``by_columns``: the model's
-    first layer can be computed by columns; ``bits``: of values between layers, fewer than 32 being approximate."""
+    """Ways to train, the plainest first.
+
+    ``has_cache``: there is memory for rows of others, which ``split`` uses if it ``must_copy``, else where that is faster
+    (copies are mapped by every reader). ``by_columns``: the model's first layer can be computed by columns. ``bits``: of
+    values between layers, fewer than 32 being approximate.
+    """
     found = []
     if "data" in strategies:
         found.append(Variant("data"))
         found += [Variant("data", has_cache=True)] if has_cache else []
     if "split" in strategies:
-        # Copies cost nothing in a step, so where there is memory for them they are made.
-        for width in bits:
-            found += [Variant("split", k, has_cache, width) for k in range(num_layers, 0, -1)]
+        ways = ((True,) if must_copy else (False, True)) if has_cache else (False,)
+        depths = range(num_layers, 0, -1)
+        found += [Variant("split", k, copies, width) for width in bits for copies in ways for k in depths]
     if "pushpull" in strategies and by_columns:
         found.append(Variant("pushpull"))
     return found
@@ -140,6 +163,28 @@ def ranked(works: Mapping[Variant, Sequence[Work]], rates: Rates) -> list[Ranked
     """The fastest first; of equals, in the order given."""
     timed = [Ranked(variant, seconds(each, rates)) for variant, each in works.items()]
     return sorted(timed, key=lambda each: each.seconds.step)
+
+
+def rank_strategies(
+    flows: Flows,
+    shape: Shape,
+    rates: Rates,
+    *,
+    has_cache: bool = False,
+    must_copy: bool = False,
+    bits: Iterable[int] = (32,),
+    strategies: Sequence[str] = ("data", "split", "pushpull"),
+) -> list[Ranked]:
+    """All ways to train such mini-batches, the fastest first (see ``variants``)."""
+    among = variants(
+        flows.num_hops,
+        has_cache=has_cache,
+        must_copy=must_copy,
+        by_columns=shape.push is not None,
+        bits=bits,
+        strategies=strategies,
+    )
+    return ranked(expected(flows, shape, among), rates)
 
 
 def reason(order: Sequence[Ranked], most: int = 4) -> str:

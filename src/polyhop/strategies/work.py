@@ -61,6 +61,8 @@ class Work:
 
     ahead: Cost  # what it sends to sample and load, which runs ahead of training
     train: Cost  # what it sends in the step itself
+    ahead_to: Sequence[float]  # bytes of the former, for each rank
+    train_to: Sequence[float]  # of the latter
     shuffled: Sequence[
         float
     ]  # rows that leave it before each layer that is split, input layer first; then the joint's
@@ -95,6 +97,8 @@ class _Sent:
         self._bytes: Counter[str] = Counter()
         self._messages: Counter[str] = Counter()
         self._rounds = 0
+        self._summed = Cost()
+        self.to = [0.0] * num_ranks  # bytes
 
     def exchange(self, kind: str, sizes: Sequence[float] | Tensor) -> float:
         """So many bytes to each rank; gives their sum."""
@@ -104,6 +108,7 @@ class _Sent:
             if size > 0:
                 self._bytes[kind] += size  # type: ignore[assignment]
                 self._messages[kind] += 1
+                self.to[q] += size
                 total += size
         self._rounds += bool(self._peers)
         return total
@@ -112,16 +117,18 @@ class _Sent:
         """Of messages whose length only the sender knows."""
         self.exchange("sizes", [num_bytes] * (len(self._peers) + 1))
 
+    def summed(self, sizes: Sequence[int], value_bytes: int, rank: int) -> None:
+        """Gradients of the weights, which go to all peers alike."""
+        num_ranks = len(self.to)
+        if num_ranks == 1:
+            return
+        self._summed = account_gradients(sizes, value_bytes, num_ranks, rank)
+        self._rounds += sum(1 if is_summed_everywhere(size * value_bytes, num_ranks) else 2 for size in sizes)
+        for q in self._peers:
+            self.to[q] += self._summed.total_bytes / len(self._peers)
+
     def cost(self) -> Cost:
-        return Cost(dict(self._bytes), dict(self._messages), self._rounds)
-
-
-def _summed(sizes: Sequence[int], value_bytes: int, num_ranks: int, rank: int) -> Cost:
-    """Gradients of the weights."""
-    if num_ranks == 1:
-        return Cost()
-    rounds = sum(1 if is_summed_everywhere(size * value_bytes, num_ranks) else 2 for size in sizes)
-    return account_gradients(sizes, value_bytes, num_ranks, rank) + Cost(rounds=rounds)
+        return Cost(dict(self._bytes), dict(self._messages), self._rounds) + self._summed
 
 
 def _hops(sent: _Sent, flows: Flows, shape: Shape, rank: int, stop: int) -> None:
@@ -158,7 +165,8 @@ def _handled(flows: Flows, rank: int, stop: int) -> tuple[float, float]:
 
 def _data(flows: Flows, shape: Shape, variant: Variant, rank: int) -> Work:
     hops, num_ranks = flows.num_hops, flows.num_ranks
-    sent, inputs = _Sent(num_ranks, rank), flows.fetched if variant.has_cache else flows.own[hops]
+    sent, train = _Sent(num_ranks, rank), _Sent(num_ranks, rank)
+    inputs = flows.fetched if variant.has_cache else flows.own[hops]
     _hops(sent, flows, shape, rank, hops)
     sent.lengths()
     sent.exchange("ids", inputs.ids[rank])
@@ -174,9 +182,12 @@ def _data(flows: Flows, shape: Shape, variant: Variant, rank: int) -> Work:
     # Own rows and those that others ask for are read here; those that arrive, and kept ones, are put in order.
     lent = float(inputs.rows[:, rank].sum() - inputs.rows[rank, rank])
     mine = float(flows.own[hops].rows[rank].sum())
+    train.summed(shape.bucket_sizes, shape.value_bytes, rank)
     return Work(
         sent.cost(),
-        _summed(shape.bucket_sizes, shape.value_bytes, num_ranks, rank),
+        train.cost(),
+        sent.to,
+        train.to,
         (),
         (),
         lent + float(inputs.rows[rank, rank]),
@@ -237,9 +248,12 @@ def _split(flows: Flows, shape: Shape, variant: Variant, rank: int) -> Work:
         edges, values, flops = edges + sizes.num_edges, values + of_layer[0], flops + of_layer[1]
     loaded = float(flows.loaded[rank] if variant.has_cache else flows.shared[hops, rank])
     read = loaded + (float(flows.copied[rank]) if variant.has_cache else 0.0)
+    train.summed(shape.bucket_sizes, shape.value_bytes, rank)
     return Work(
         ahead.cost(),
-        train.cost() + _summed(shape.bucket_sizes, shape.value_bytes, num_ranks, rank),
+        train.cost(),
+        ahead.to,
+        train.to,
         shuffled,
         moved,
         loaded,
@@ -299,10 +313,12 @@ def _pushpull(flows: Flows, shape: Shape, variant: Variant, rank: int) -> Work:
         edges, values, flops = edges + sizes.num_edges, values + of_layer[0], flops + of_layer[1]
     nodes, drawn = _handled(flows, rank, hops)
     loaded = float(sum(each.num_src for each in first))
-    summed = _summed(push.bucket_sizes, push.value_bytes, num_ranks, rank)
+    train.summed(push.bucket_sizes, push.value_bytes, rank)
     return Work(
         ahead.cost(),
-        train.cost() + summed,
+        train.cost(),
+        ahead.to,
+        train.to,
         (_others(torch.tensor(rows), rank) if columns else 0.0,),
         (size,),
         loaded,

@@ -22,6 +22,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "feature_dtype": ("auto", "float32", "bfloat16", "int8"),
     "feature_store": ("auto", "memory", "mapped", "disk"),
     "halo": ("exact", "stale", "sampled", "skipping", "sequential"),
+    "chunk_order": ("shuffled", "paired", "fixed"),
     "progress": ("auto", "rich", "plain", "json", "none"),
 }
 _BITS = ("1", "2", "4", "8", "16", "32", "adaptive", "delta", "random")
@@ -69,6 +70,9 @@ class Config:
     num_neighbors: Sequence[int] | None = None  # from the seeds outward, -1 = all; None = full graph
     batch_size: int | None = None  # seeds per mini-batch; None = 1024
     sampler: str = "uniform"  # uniform | labor
+    labor_dependence: int = (
+        1  # steps over which LABOR's draws turn from one to the next, up to 64; 1 = each draws anew
+    )
     num_workers: int = 1  # threads that sample and gather ahead
     prefetch: int = 2  # mini-batches held ready
     eval_every: int = 1  # epochs between evaluations; the last epoch is always evaluated
@@ -118,6 +122,11 @@ class Config:
     halo_sums: bool = True  # sums of rows cross where that makes fewer messages than the rows
     overlap: bool = True  # strategy "halo" computes while rows are on their way
     recompute: bool = False  # strategy "halo" computes layers again in the backward pass, for memory
+    chunks: int | None = None  # pieces of the graph in strategy "pipeline"; None = 4 for each stage
+    chunk_order: str = "shuffled"  # of an epoch: shuffled | paired (each drawn order and its reverse) | fixed
+    history_period: int = 1  # epochs between refreshes of what chunks read of those after them
+    history_gamma: float = 1.0  # factor of gradients between chunks: 1 | 2
+    exact_layers: bool = False  # all chunks through a layer before any goes on: no history, stages wait
     seed: int = 0
     device: str = "auto"
     run_dir: str | Path | None = None  # None = write nothing; "auto" = runs/<date>-<graph>-<model>
@@ -147,8 +156,10 @@ class Config:
 
     def _check_numbers(self) -> None:
         at_least_one = ("eval_every", "keep_checkpoints", "prefetch", "batch_size", "patience")
-        for name in (*at_least_one, "decay_every", "checkpoint_every", "split_groups"):
+        others = ("decay_every", "checkpoint_every", "split_groups", "chunks", "history_period")
+        for name in (*at_least_one, *others):
             _require(self, name, int, lambda v: v >= 1, "a whole number of at least 1")
+        _require(self, "labor_dependence", int, lambda v: 1 <= v <= 64, "a whole number in 1 .. 64")
         for name in ("max_epochs", "warmup", "num_workers"):
             _require(self, name, int, lambda v: v >= 0, "a whole number of at least 0")
         _require(self, "seed", int, lambda v: 0 <= v < 2**63, "a whole number from 0 to 2^63 - 1")
@@ -164,6 +175,7 @@ class Config:
             _require(self, name, float, lambda v: 0 <= v <= 1, "a number in 0 .. 1")
         _require(self, "halo_smoothing", float, lambda v: 0 <= v < 1, "a number in 0 .. 1, less than 1")
         _require(self, "halo_drift", float, lambda v: 0 <= v < float("inf"), "a number of at least 0")
+        _require(self, "history_gamma", float, lambda v: v in (1, 2), "1 or 2")
         if str(self.bits) not in _BITS:
             raise ConfigError(unknown("bits", str(self.bits), _BITS))
         if self.macro != "auto":
@@ -176,6 +188,11 @@ class Config:
             parse_bytes(self.cache, "cache")
 
     def _check_combinations(self) -> None:
+        if self.labor_dependence > 1 and self.sampler != "labor":
+            raise ConfigError(
+                f"labor_dependence={self.labor_dependence} (--batch-dependence) turns the draws of LABOR from step to step: "
+                f"give sampler='labor', this is {self.sampler!r}"
+            )
         if self.aggregate_inputs and self.num_neighbors is None:
             raise ConfigError(
                 "aggregate_inputs saves the innermost hop of sampling, and training on the full graph samples none: give "

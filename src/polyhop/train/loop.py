@@ -104,7 +104,13 @@ class _Loop:
             parameter.grad = None
         self.losses.append(self.session.step.gradients(batch, key))
         if self.options.clip is not None:
-            torch.nn.utils.clip_grad_norm_(self.parameters, self.options.clip)
+            clip = getattr(
+                self.session.step, "clip", None
+            )  # of a step whose ranks train weights of their own
+            if clip is None:
+                torch.nn.utils.clip_grad_norm_(self.parameters, self.options.clip)
+            else:
+                clip(self.options.clip)
         self.take_step()
         state.step += 1
         state.global_step += 1

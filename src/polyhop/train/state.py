@@ -69,6 +69,10 @@ class Session:
         self.model, self.optimizer, self.step = model, optimizer, step
         self.state = State()
         self.best: dict[str, Tensor] | None = None
+        if hasattr(
+            step, "attach"
+        ):  # its ranks train weights of their own, and bring them together to be saved
+            step.attach(optimizer)
 
     def keep_best(self) -> None:
         """Remember the present weights as the best."""

@@ -1,0 +1,320 @@
+"""Training on the full graph with the layers spread over ranks: chunks of the graph stream through stages of layers, and
+only what is between two stages crosses the network (GNNPipe, Chen et al., 2023). One step an epoch.
+
+    rank s     layers of stage s, their weights and optimiser state; tables of the rows that its layers read
+    forward    a chunk's rows come from rank s - 1, go through the layers, leave for rank s + 1; chunks one after another
+    backward   the same in reverse, gradients of rows going down; then one step of the optimiser, all ranks at once
+
+A chunk reads rows of this epoch of chunks before it, in an order drawn anew each epoch, and history of those after it, at
+most ``history_period`` epochs old (``pipeline_history``). Gradients go back to chunks before it, times ``history_gamma``: 1
+is the exact gradient of what was computed, with history as constants; 2 makes up for what the order cut off, on average over
+orders, where a path goes from one chunk to another once. With one chunk, or with ``exact_layers`` (all chunks through a
+layer before any goes on, stages one after another), weights are those of one process on the full graph, to rounding, dropout
+included: it is keyed by the user's ids. Chunks are a function of the graph and the seed, so results do not depend on how
+many ranks share the layers.
+
+Every rank holds all edges, because every stage computes on all nodes; the first has all input rows, the last the labels.
+Weights move only when somebody asks for the whole model: evaluation, checkpoints.
+
+Bytes a step between ranks s and s + 1 (n nodes, C_s columns of the rows and of what is carried along, b bytes a value):
+
+    hidden     b n C_s each way, whatever the depth and the chunks
+    gradients  3 values to every rank: loss, wish to stop, squared norm; and weights that several stages use
+
+Legend: S stages, K chunks, L layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polyhop.errors import CheckpointError, ConfigError, UnsupportedError
+from polyhop.exchange import RowFetch, RowFormat
+from polyhop.exchange.gathered import gather_tensors
+from polyhop.graph import Block, Graph, SharedGraph
+from polyhop.kernels.keys import Key
+from polyhop.nn.model import Model
+from polyhop.sample.wire import Wire
+from polyhop.strategies.held import HeldPart
+from polyhop.strategies.pipeline_balance import balance
+from polyhop.strategies.pipeline_check import check
+from polyhop.strategies.pipeline_chunks import Chunks, choose_chunks, cut_chunks, gather_block
+from polyhop.strategies.pipeline_cost import Boundary, Facts, account, estimate
+from polyhop.strategies.pipeline_history import History, Meter
+from polyhop.strategies.pipeline_inputs import input_rows, target_of
+from polyhop.strategies.pipeline_lane import Lane
+from polyhop.strategies.pipeline_pieces import Pieces, quiet
+from polyhop.strategies.pipeline_schedule import Layout, Schedule, chunk_order, fill_drain, layer_by_layer
+from polyhop.strategies.pipeline_stage import Stage
+from polyhop.strategies.pipeline_weights import StageWeights
+from polyhop.strategies.step import Loss, Placement, Step, Team, WholeGraph
+from polyhop.trace import NO_TRACE, Trace
+
+__all__ = ["NAME", "Config", "account", "build", "estimate", "hold"]
+
+NAME = "pipeline"
+_CHUNKS_PER_STAGE = 4
+
+
+@dataclass(frozen=True)
+class Config:
+    """The options this strategy takes from the trainer."""
+
+    num_neighbors: Sequence[int] | None = None  # must be None: every step is on the full graph
+    feature_dtype: str = "auto"  # of the input rows, which cross once
+    chunks: int | None = None  # pieces of the graph; None: 4 for each stage
+    chunk_order: str = "shuffled"  # of an epoch: shuffled | paired | fixed
+    history_period: int = 1  # epochs between refreshes of the history
+    history_gamma: float = 1.0  # factor of gradients between chunks
+    exact_layers: bool = False  # layer by layer over all chunks: no history
+    bits: int | str = 32  # must be 32: rows cross between stages as they are
+    recompute: bool = False  # must be False
+    seed: int = 0
+
+
+def hold(graph: SharedGraph, placement: Placement, team: Team, config: Config) -> HeldPart:
+    """What evaluation needs of this rank's part."""
+    return HeldPart(graph, placement, team.line, _fetch(graph, config))
+
+
+def _fetch(graph: SharedGraph, config: Config) -> RowFetch:
+    layout = RowFormat.of(graph.part, graph.num_nodes, config.feature_dtype)
+    return RowFetch(graph.part, layout, Wire(graph.num_nodes))
+
+
+def build(
+    model: nn.Module,
+    graph: Graph | SharedGraph,
+    config: Config,
+    *,
+    train_ids: Tensor,
+    whole: WholeGraph | HeldPart,
+    loss: Loss,
+    terms_per_row: int = 1,
+    trace: Trace = NO_TRACE,
+    team: Team | None = None,
+) -> Step:
+    """This rank's step; ``train_ids`` are local rows of its labelled train nodes. All ranks build together."""
+    if team is None or not isinstance(graph, SharedGraph) or not isinstance(whole, HeldPart):
+        raise ConfigError(
+            f"strategy {NAME!r} runs on ranks: give --workers N, or start it with torchrun (one process: strategy 'single')"
+        )
+    if config.num_neighbors is not None:
+        raise ConfigError(
+            f"strategy {NAME!r} trains on the full graph, and num_neighbors={list(config.num_neighbors)} asks for "
+            "mini-batches: leave it out (--fanout), or use strategy 'data' or 'macro'"
+        )
+    if str(config.bits) != "32" or config.recompute:
+        raise UnsupportedError(
+            f"strategy {NAME!r} sends rows as they are and keeps what the backward pass needs: bits={config.bits} and "
+            f"recompute={config.recompute} are for strategy 'halo'"
+        )
+    if team.line.num_ranks > getattr(model, "num_layers", team.line.num_ranks):
+        raise ConfigError(
+            f"{team.line.num_ranks} ranks, and {type(model).__name__} has {model.num_layers} layers: every stage needs one; "
+            "use fewer ranks (--workers), a deeper model, or strategy 'halo'"
+        )
+    return _PipelineStep(_checked(model), graph, whole, config, train_ids, (loss, terms_per_row), trace, team)
+
+
+def _checked(model: nn.Module) -> Model:
+    """The model, if its layers can be run apart, on some rows at a time."""
+    name = type(model).__name__
+    if not isinstance(model, Model) or type(model).forward is not Model.forward:
+        raise UnsupportedError(
+            f"{name} is not made of begin, layer and finish alone, so its layers cannot be spread over ranks: build it from "
+            "polyhop.nn (GCN, GCNII, DeepGCN, ..., or Stack for your own layers)"
+        )
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            raise UnsupportedError(
+                f"{name} has BatchNorm, which needs the statistics of all rows at once, and a stage sees one chunk at a "
+                "time: use norm='layer' with norm_kwargs={'mode': 'node'}, or strategy 'halo', which shares statistics"
+            )
+    return model
+
+
+class _PipelineStep:
+    num_steps = 1
+
+    def __init__(
+        self,
+        model: Model,
+        graph: SharedGraph,
+        whole: HeldPart,
+        config: Config,
+        train_ids: Tensor,
+        loss: tuple[Loss, int],
+        trace: Trace,
+        team: Team,
+    ) -> None:
+        part, placement = graph.stored(f"strategy {NAME!r}"), whole.placement
+        self._line, self._team, self._config, self._model = team.line, team, config, model
+        self._placement = placement
+        self._layout = Layout(team.line.num_ranks)
+        block, new_ids = gather_block(part, team.line)
+        self.chunks = cut_chunks(block, self._shared_owner(block, config))
+        self.pieces = Pieces.of(model, graph.num_features, placement.context)
+        costs = self.pieces.costs(graph.num_features, graph.num_nodes, graph.num_edges)
+        crossing = [float(self.pieces.columns(layer)) for layer in range(model.num_layers)]
+        self.bounds = balance(costs, self._layout.num_stages, crossing)
+        first, stop = span = self.bounds[team.line.rank], self.bounds[team.line.rank + 1]
+        self.weights = StageWeights(model, self.pieces, self.bounds, team.line)
+        tables = {layer: self.pieces.states[layer]["h"] for layer in range(max(first, 1), stop)}
+        self.history = History(
+            self.chunks, tables, config.history_period, config.history_gamma, placement.device
+        )
+        x = input_rows(part, team.line, _fetch(graph, config), new_ids[self.chunks.ids])
+        target = target_of(part, train_ids, loss, self.chunks, team.line, placement.device)
+        rows = None if x is None else placement.rows(x)
+        self._stage = Stage(model, span, self.chunks, self.history, placement, x=rows, target=target)
+        self._lane = Lane(self._stage, self.pieces, self.bounds, team.line, trace)
+        self._is_exact = config.exact_layers or len(self.chunks) == 1
+        self._gathered: dict[str, Tensor] = {}
+        self._optimizer: torch.optim.Optimizer | None = None
+        self.is_stop_agreed = False
+        self.notes = [_note(self.chunks, self.bounds, self._is_exact)]
+
+    def _shared_owner(self, block: Block, config: Config) -> Tensor:
+        """The chunk of each node; rank 0 chooses."""
+        wanted = config.chunks or _CHUNKS_PER_STAGE * self._layout.num_stages
+        owner = torch.zeros(block.num_dst, dtype=torch.int32)
+        if self._line.rank == 0:
+            owner = choose_chunks(block, wanted, config.seed)
+        return self._line.broadcast(owner.to(self._line.device), kind="ids").cpu()
+
+    # A step
+
+    def schedule(self, epoch: int) -> Schedule:
+        """What all ranks do in an epoch."""
+        order = chunk_order(range(len(self.chunks)), self._config.seed, epoch, self._config.chunk_order)
+        make = layer_by_layer if self._config.exact_layers else fill_drain
+        made = make(self._layout, self.bounds, [order])
+        if epoch == 0:
+            check(made)
+        return made
+
+    @property
+    def boundaries(self) -> list[Boundary]:
+        """What crosses between stages."""
+        return [
+            Boundary(self.pieces.columns(layer), self.pieces.value_dtype(layer).itemsize)
+            for layer in self.bounds[1:-1]
+        ]
+
+    def facts(self) -> Facts:
+        """From which what ranks send is estimated."""
+        return Facts(
+            self._layout,
+            self.chunks.num_rows,
+            len(self.chunks),
+            self.boundaries,
+            self._placement.dtype.itemsize,
+            self.weights.num_shared,
+        )
+
+    @property
+    def meter(self) -> Meter:
+        """What this stage read in its last epoch."""
+        return self.history.meter
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:
+        return iter(range(start, 1))
+
+    def gradients(self, batch: Any, key: Key) -> Tensor:
+        if not self._is_exact and not self.history.is_filled:
+            self._sweep(key.epoch)
+        schedule = self.schedule(key.epoch)
+        order = [task.chunk for task in schedule.tasks(0, "forward")]
+        self.history.begin(
+            key.epoch, None if self._config.exact_layers else [c for c in order if c is not None]
+        )
+        self._stage.begin(key)
+        # Virtual ranks on one device share torch's backward thread.
+        with torch.autograd.set_multithreading_enabled(False):
+            self._lane.run(schedule.lanes[self._line.rank])
+            loss = self._stage.end()
+        self.history.end()
+        found, self.is_stop_agreed = self.weights.end(loss, self._team.asks_to_stop() or self.is_stop_agreed)
+        return found
+
+    def _sweep(self, epoch: int) -> None:
+        """Fill the tables: every layer on all rows, without dropout, with the weights as they are."""
+        schedule = layer_by_layer(self._layout, self.bounds, [range(len(self.chunks))])
+        forward = [action for action in schedule.lanes[self._line.rank] if action.task.direction == "forward"]
+        with torch.no_grad(), quiet(self._model):
+            self.history.begin(epoch, None)
+            self._stage.begin(None, is_sweep=True)
+            self._lane.run(forward)
+            self._stage.end()
+        self.history.fill(epoch)
+
+    # What the loop and the trainer ask for
+
+    def clip(self, max_norm: float) -> None:
+        """Scale all ranks' gradients so that their norm together is at most ``max_norm``."""
+        self.weights.clip(max_norm)
+
+    def attach(self, optimizer: torch.optim.Optimizer) -> None:
+        """The optimiser whose state is to be saved."""
+        self._optimizer = optimizer
+
+    def complete_model(self) -> None:
+        """Give every rank all weights. All ranks call it together."""
+        self.weights.share()
+
+    def gather_state(self) -> None:
+        """Rank 0 gets all weights, the optimiser's state of them, and what all ranks keep."""
+        self.weights.share()
+        if self._optimizer is not None:
+            self.weights.gather_optimizer(self._optimizer)
+        own = (
+            {}
+            if self._is_exact
+            else {name: value.cpu().contiguous() for name, value in self.history.state().items()}
+        )
+        own["bounds"] = torch.tensor(self.bounds)
+        own["chunks"] = torch.tensor(self.chunks.sizes)
+        self._gathered = gather_tensors(own, self._line)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def state(self) -> dict[str, Tensor]:
+        return self._gathered
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        self._gathered = tensors
+        own = f"rank{self._line.rank}."
+        mine = {name.removeprefix(own): value for name, value in tensors.items() if name.startswith(own)}
+        if not tensors:
+            return
+        is_same = (
+            mine
+            and mine["bounds"].tolist() == list(self.bounds)
+            and mine["chunks"].tolist() == self.chunks.sizes
+        )
+        if not is_same:
+            raise CheckpointError(
+                "the run was saved with other stages or chunks, and ranks keep rows of them from epoch to epoch: go on with "
+                "as many ranks, the same --chunks and the same parts, or start afresh"
+            )
+        if "made" in mine:
+            self.history.restore(mine)
+
+
+def _note(chunks: Chunks, bounds: Sequence[int], is_exact: bool) -> str:
+    stages = ", ".join(str(stop - start) for start, stop in pairwise(bounds))
+    text = (
+        f"stages of {stages} layers, {len(chunks)} chunks of {min(chunks.sizes)} to {max(chunks.sizes)} nodes"
+    )
+    if is_exact:
+        return f"{text}; no history is read"
+    reads = int(chunks.reads().sum()) / max(chunks.num_rows, 1)
+    return f"{text} that read {reads:.2f} rows of others a node, about half of them history"

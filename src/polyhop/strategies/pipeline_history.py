@@ -1,0 +1,188 @@
+"""History: what a stage keeps of every row from epoch to epoch, and the gradients that chunks add to one another's rows.
+
+For each layer that reads rows of other chunks there is one table of all rows, before dropout. A chunk overwrites its own
+rows; so others find those of this epoch if it was before them, and else the history: of the epoch before (period 1), or of
+the last refresh, at most ``period`` epochs ago. Tables are filled by an exact sweep before the first epoch.
+
+The meter counts what was read: rows of this epoch and of the history, how old those were, and how far they were off, which
+is known once their chunk has its turn: |new - old|^2 / |new|^2 over a chunk, weighted by how much of it was read.
+
+Legend: N rows, F columns, K chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from polyhop.kernels import scatter_add_rows
+from polyhop.strategies.pipeline_chunks import Chunk, Chunks
+
+__all__ = ["History", "Meter", "Spec"]
+
+Spec = tuple[tuple[int, ...], torch.dtype]
+"""Shape of one row, and its dtype."""
+
+
+@dataclass
+class Meter:
+    """Of one epoch on one stage, all layers together."""
+
+    current_rows: int = 0  # read of chunks that had had their turn
+    history_rows: int = 0  # read of those that had not
+    ages: dict[int, int] = field(default_factory=dict)  # epochs -> history rows of that age
+    error: float = 0.0
+    size: float = 0.0
+
+    @property
+    def oldest(self) -> int:
+        """Epochs; 0 where no history was read."""
+        return max(self.ages, default=0)
+
+    @property
+    def relative_error(self) -> float:
+        """Of the history that was read: root of the mean square of what was off, relative to what it should have been."""
+        return (self.error / self.size) ** 0.5 if self.size else 0.0
+
+
+class History:
+    """Tables of one stage. ``layers``: of each layer whose input it keeps, what a row of it is."""
+
+    def __init__(
+        self, chunks: Chunks, layers: dict[int, Spec], period: int, gamma: float, device: torch.device
+    ) -> None:
+        self.chunks, self.period, self.gamma = chunks, period, gamma
+        self.layers = sorted(layers)
+        num_rows, num_chunks = chunks.num_rows, len(chunks)
+
+        def tables() -> dict[int, Tensor]:
+            return {
+                layer: torch.zeros(num_rows, *shape, dtype=dtype, device=device)
+                for layer, (shape, dtype) in layers.items()
+            }
+
+        self.rows = tables()
+        self.kept = tables() if period > 1 else {}  # what the history is, while rows are overwritten
+        self.grads = tables()
+        self.made = torch.full((num_chunks,), -1)  # epoch of each chunk's rows in the tables
+        self.made_kept = self.made.clone()
+        self.is_filled = False
+        self.meter = Meter()
+        self._place: list[int] = []  # of each chunk in this epoch's order; empty: all rows are of this step
+        self._epoch = 0
+        self._reads = chunks.reads()
+
+    def fill(self, epoch: int) -> None:
+        """The tables were swept, with the weights that epoch ``epoch`` begins with."""
+        self.made.fill_(epoch - 1)
+        self.is_filled = True
+        self._keep()
+
+    def begin(self, epoch: int, order: Sequence[int] | None) -> None:
+        """An epoch begins; ``order`` None: a chunk reads others only once all have their rows of this step."""
+        self._epoch, self.meter = epoch, Meter()
+        self._place = []
+        if order is not None:
+            self._place = [0] * len(order)
+            for place, chunk in enumerate(order):
+                self._place[chunk] = place
+            for layer, kept in self.kept.items():
+                self.rows[layer].copy_(kept)
+            if self.kept:
+                self.made.copy_(self.made_kept)
+        for grads in self.grads.values():
+            grads.zero_()
+
+    def end(self) -> None:
+        """The epoch is done: all rows are of it."""
+        self.made.fill_(self._epoch)
+        if (self._epoch + 1) % self.period == 0:
+            self._keep()
+
+    def _keep(self) -> None:
+        for layer, kept in self.kept.items():
+            kept.copy_(self.rows[layer])
+        self.made_kept.copy_(self.made)
+
+    def write(self, layer: int, chunk: int, rows: Tensor) -> None:
+        """A chunk's rows [n, ...] of this epoch."""
+        table, at = self.rows[layer], self.chunks[chunk].rows
+        if self._place:
+            self._measure(chunk, table[at], rows)
+        table[at] = rows
+
+    def _measure(self, chunk: int, old: Tensor, new: Tensor) -> None:
+        """What earlier chunks read of this one is known to be off by this much, now."""
+        mine = self._place[chunk]
+        readers = [other for other, place in enumerate(self._place) if place < mine]
+        times = float(self._reads[readers, chunk].sum()) / max(new.shape[0], 1)
+        if times:
+            self.meter.error += times * float((new - old).double().square().sum())
+            self.meter.size += times * float(new.double().square().sum())
+
+    def read(self, layer: int, chunk: int) -> Tensor:
+        """[o, ...]: rows of other chunks, as they are now."""
+        at = self.chunks[chunk]
+        self._count(chunk)
+        return self.rows[layer].index_select(0, at.others)
+
+    def _count(self, chunk: int) -> None:
+        for other, count in enumerate(self._reads[chunk].tolist()):
+            if count and (not self._place or self._place[other] < self._place[chunk]):
+                self.meter.current_rows += count
+            elif count:
+                age = self._epoch - int(self.made[other])
+                self.meter.history_rows += count
+                self.meter.ages[age] = self.meter.ages.get(age, 0) + count
+
+    def push(self, layer: int, chunk: int, grads: Tensor) -> None:
+        """Add gradients [o, ...] of the rows that a chunk read, where their chunks still have to go backward."""
+        at = self.chunks[chunk]
+        if not self._place:
+            _add(self.grads[layer], at.others, grads)
+            return
+        is_current = self._is_current(at, chunk)
+        _add(self.grads[layer], at.others[is_current], grads[is_current] * self.gamma)
+
+    def _is_current(self, at: Chunk, chunk: int) -> Tensor:
+        place = torch.tensor(self._place, device=at.other_chunks.device)
+        return place[at.other_chunks] < self._place[chunk]
+
+    def pulled(self, layer: int, chunk: int) -> Tensor:
+        """[n, ...]: what chunks that went backward have added to a chunk's rows."""
+        return self.grads[layer][self.chunks[chunk].rows]
+
+    def state(self) -> dict[str, Tensor]:
+        """What a continuation needs."""
+        if not self.is_filled:
+            return {}
+        tables = self.kept or self.rows
+        made = self.made_kept if self.kept else self.made
+        return {"made": made.clone()} | {f"rows{layer}": table for layer, table in tables.items()}
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """Put back what ``state`` gave."""
+        self.made.copy_(tensors["made"])
+        self.made_kept.copy_(self.made)
+        for layer in self.layers:
+            self.rows[layer].copy_(tensors[f"rows{layer}"])
+            if self.kept:
+                self.kept[layer].copy_(self.rows[layer])
+        self.is_filled = True
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all tables."""
+        tables = [*self.rows.values(), *self.kept.values(), *self.grads.values()]
+        return sum(table.numel() * table.element_size() for table in tables)
+
+
+def _add(table: Tensor, at: Tensor, rows: Tensor) -> None:
+    """Add rows to those of a table, each row of it at most once."""
+    if not at.numel():
+        return
+    flat = table.view(table.shape[0], -1)
+    scatter_add_rows(flat, at, rows.reshape(rows.shape[0], -1).to(table.dtype).contiguous())

@@ -1,0 +1,104 @@
+"""A rank's lane of a schedule, done: rows and gradients received ahead of time, sent without waiting.
+
+What crosses is one message a chunk: its rows and what is carried along, side by side. Both ends know the sizes of chunks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from polyhop.comm import Collective, Pending
+from polyhop.strategies.pipeline_pieces import Pieces
+from polyhop.strategies.pipeline_schedule import Action
+from polyhop.strategies.pipeline_stage import Stage
+from polyhop.trace import NO_TRACE, Trace
+
+__all__ = ["Lane"]
+
+_AHEAD = 2  # receives under way: the one that is waited for, and the next
+_BEHIND = 4  # sends under way before the first is waited for
+
+
+class Lane:
+    """What one rank does with its stage."""
+
+    def __init__(
+        self, stage: Stage, pieces: Pieces, bounds: Sequence[int], line: Collective, trace: Trace = NO_TRACE
+    ) -> None:
+        self._stage, self._pieces, self._line, self._trace = stage, pieces, line, trace
+        self._bounds = tuple(bounds)
+
+    def run(self, lane: Sequence[Action]) -> None:
+        """Every action of a lane, in order."""
+        to_come = deque(action for action in lane if action.kind == "receive")
+        coming: deque[Pending[Tensor]] = deque()
+        leaving: deque[Pending[None]] = deque()
+        for action in lane:
+            while to_come and len(coming) < _AHEAD:
+                coming.append(self._expect(to_come.popleft()))
+            if action.kind == "receive":
+                with self._trace.span("wait"):
+                    message = coming.popleft().wait()
+                self._take(action, message)
+            elif action.kind == "send":
+                if len(leaving) >= _BEHIND:
+                    leaving.popleft().wait()
+                assert action.peer is not None
+                leaving.append(self._line.start_send(self._packed(action), action.peer, kind="hidden"))
+            elif action.task.chunk is not None:
+                with self._trace.span(
+                    action.task.direction, chunk=action.task.chunk, layer=action.task.first
+                ):
+                    if action.task.direction == "forward":
+                        self._stage.forward(action.task)
+                    else:
+                        self._stage.backward(action.task)
+        for pending in leaving:
+            pending.wait()
+
+    def _cut(self, action: Action) -> int:
+        """The layer before which the boundary is that an action's message crosses."""
+        is_up = (action.kind == "send") == (action.task.direction == "forward")
+        return self._stage.stop if is_up else self._stage.first
+
+    def _expect(self, action: Action) -> Pending[Tensor]:
+        assert action.peer is not None
+        assert action.task.chunk is not None
+        layer = self._cut(action)
+        shape = (self._stage.chunks[action.task.chunk].num_rows, self._pieces.columns(layer))
+        return self._line.start_receive(shape, self._pieces.value_dtype(layer), action.peer)
+
+    def _take(self, action: Action, message: Tensor) -> None:
+        chunk, layer = action.task.chunk, self._cut(action)
+        assert chunk is not None
+        rows = self._opened(message.to(self._stage.device), layer)
+        if action.task.direction == "forward":
+            self._stage.take(chunk, layer, rows)
+        else:
+            self._stage.take_grads(chunk, rows)
+
+    def _packed(self, action: Action) -> Tensor:
+        chunk, layer = action.task.chunk, self._cut(action)
+        assert chunk is not None
+        rows = (
+            self._stage.outputs(chunk)
+            if action.task.direction == "forward"
+            else self._stage.input_grads(chunk, layer)
+        )
+        dtype, names = self._pieces.value_dtype(layer), self._pieces.states[layer]
+        flat = [rows[name].reshape(rows[name].shape[0], -1).to(dtype) for name in names]
+        return (flat[0] if len(flat) == 1 else torch.cat(flat, dim=1)).to(self._line.device)
+
+    def _opened(self, message: Tensor, layer: int) -> dict[str, Tensor]:
+        names = self._pieces.states[layer]
+        widths = [math.prod(shape) for shape, _ in names.values()]
+        pieces = message.split(widths, dim=1)  # type: ignore[no-untyped-call]
+        return {
+            name: piece.reshape(piece.shape[0], *shape).to(dtype)
+            for piece, (name, (shape, dtype)) in zip(pieces, names.items(), strict=True)
+        }

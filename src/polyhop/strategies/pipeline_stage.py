@@ -1,0 +1,261 @@
+"""A stage at work: some layers of the model on one chunk at a time, forward and backward.
+
+No autograd edge crosses chunks. A chunk's own rows pass from layer to layer; rows of others are leaves, taken from tables.
+When the chunk goes backward, one call starts at its output and at its own rows of every layer, with the gradients that
+chunks after it have left there; what the leaves get is added to the rows they were taken from, for chunks before it. So all
+layers are served alike: sums, attention, layers of other libraries.
+
+    forward    own rows of layer l -> table l;  others <- table l;  dropout of both;  layer l -> own rows of layer l + 1
+    backward   (output, own rows of each layer) with their gradients -> weights, input rows;  others -> gradients of table l
+
+What comes before layer 0 is computed for all rows at once, when an epoch begins, so layer 0 never reads history.
+
+Legend: n rows of a chunk, o rows of others that it reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyhop.graph import PooledRows, SparseFeatures, SparseRows
+from polyhop.kernels import scatter_add_rows
+from polyhop.kernels.keys import Key
+from polyhop.nn.model import Model
+from polyhop.nn.rows import Rows
+from polyhop.strategies.pipeline_chunks import Chunks
+from polyhop.strategies.pipeline_history import History
+from polyhop.strategies.pipeline_pieces import splits_dropout
+from polyhop.strategies.pipeline_schedule import Task
+from polyhop.strategies.step import Loss, Placement
+
+__all__ = ["Stage", "Target"]
+
+_State = dict[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """What the last stage trains towards: of each chunk, which of its rows have labels, and these."""
+
+    rows: Sequence[Tensor]  # int64, 0 .. n - 1
+    y: Sequence[Tensor]
+    loss: Loss
+    count: int  # that the sum is divided by
+
+
+@dataclass(eq=False)
+class _Passed:
+    """What a task leaves for its way back."""
+
+    inputs: _State  # leaves: own rows
+    others: dict[int, Tensor]  # leaves, by layer
+    own: list[tuple[int, Tensor]]  # own rows of inner layers, with their past
+    outputs: _State  # with their past
+    loss: Tensor | None = None
+
+
+class Stage:
+    """Layers ``span[0] .. span[1] - 1``. The first stage has ``x``, all input rows by row; the last has a ``target``."""
+
+    def __init__(
+        self,
+        model: Model,
+        span: tuple[int, int],
+        chunks: Chunks,
+        history: History,
+        placement: Placement,
+        *,
+        x: Rows | None = None,
+        target: Target | None = None,
+    ) -> None:
+        self.model, self.chunks, self.history, self._placement = model, chunks, history, placement
+        self.first, self.stop = span
+        self._target = target
+        self._x = x
+        self._ids = chunks.ids.to(placement.device)
+        self._blocks = [placement.block(chunk.block) for chunk in chunks.chunks]
+        self._sources = (
+            [chunk.sources().to(placement.device) for chunk in chunks.chunks] if self.first == 0 else []
+        )
+        self._splits = splits_dropout(model)
+        self._key: Key | None = None
+        self._is_sweep = False
+        self._begun: dict[str, Any] = {}
+        self._begun_grads: _State = {}
+        self._inputs: dict[
+            tuple[int, int], _State
+        ] = {}  # leaves of tasks to come or to go back, by (chunk, layer)
+        self._passed: dict[tuple[int, int], _Passed] = {}
+        self._arrived: dict[int, _State] = {}  # gradients of what left
+        self._loss = torch.zeros((), dtype=placement.dtype, device=placement.device)
+
+    @property
+    def device(self) -> torch.device:
+        return self._placement.device
+
+    # An epoch
+
+    def begin(self, key: Key | None, *, is_sweep: bool = False) -> None:
+        """Before the first task. In a sweep there is nothing to go back to."""
+        self._key, self._is_sweep = key, is_sweep
+        self._inputs.clear()
+        self._passed.clear()
+        self._loss = torch.zeros_like(self._loss)
+        if self.first == 0:
+            assert self._x is not None, "the first stage holds the input rows"
+            with self._placement.context():
+                self._begun = dict(self.model.begin(self._x, ids=self._ids, key=key))
+            self._begun_grads = {
+                name: torch.zeros_like(value)
+                for name, value in self._begun.items()
+                if isinstance(value, Tensor) and value.requires_grad
+            }
+
+    def end(self) -> Tensor:
+        """After the last task: what came before layer 0 goes backward. The sum of the losses of all chunks."""
+        if self._begun_grads and not self._is_sweep:
+            names = sorted(self._begun_grads)
+            torch.autograd.backward(
+                [self._begun[name] for name in names], [self._begun_grads[name] for name in names]
+            )
+        self._begun, self._begun_grads = {}, {}
+        return self._loss
+
+    # Forward
+
+    def take(self, chunk: int, layer: int, rows: _State) -> None:
+        """A chunk's rows before a layer have come."""
+        self.history.write(layer, chunk, rows["h"])
+        self._inputs[chunk, layer] = {name: _leaf(value) for name, value in rows.items()}
+
+    def forward(self, task: Task) -> None:
+        """Own rows up the layers of a task; what they are then is kept for ``outputs`` or the next task."""
+        chunk = task.chunk
+        assert chunk is not None, "a task of nothing is nobody's"
+        with self._placement.context():
+            passed = self._up(chunk, task.first, task.stop)
+        self._passed[chunk, task.stop] = passed
+        if task.stop == self.model.num_layers:
+            if self._target is not None and not self._is_sweep:
+                passed.loss = self._judged(chunk, passed.outputs)
+        elif task.stop < self.stop:
+            self.take(chunk, task.stop, {name: value.detach() for name, value in passed.outputs.items()})
+
+    def _up(self, chunk: int, first: int, stop: int) -> _Passed:
+        block, passed = self._blocks[chunk], _Passed({}, {}, [], {})
+        state: dict[str, Any]
+        for layer in range(first, stop):
+            if layer == 0:
+                state, block_here = self._first_rows(chunk, passed)
+            else:
+                if layer == first:
+                    state = dict(self._inputs[chunk, layer])
+                    passed.inputs = self._inputs[chunk, layer]
+                else:
+                    self.history.write(layer, chunk, state["h"].detach())
+                    passed.own.append((layer, state["h"]))
+                others = passed.others[layer] = _leaf(self.history.read(layer, chunk))
+                state = self._dropped(layer - 1, state | {"h": _joined(state["h"], others)}, block.src_ids)
+                block_here = block
+            make = self.model.undropped if self._splits else self.model.layer
+            state = dict(make(layer, block_here, state, key=self._key))
+        passed.outputs = state
+        return passed
+
+    def _dropped(self, layer: int, state: dict[str, Any], ids: Tensor | None) -> dict[str, Any]:
+        return dict(self.model.dropped(layer, state, ids=ids, key=self._key)) if self._splits else state
+
+    def _first_rows(self, chunk: int, passed: _Passed) -> tuple[dict[str, Any], Any]:
+        """What layer 0 reads: of what ``begin`` made of all rows."""
+        block, sources, own = self._blocks[chunk], self._sources[chunk], self.chunks[chunk].rows
+        state: dict[str, Any] = {}
+        for name, value in self._begun.items():
+            if isinstance(value, SparseRows):
+                state[name] = self._placement.rows(SparseFeatures(value).gather(sources))
+            elif isinstance(value, PooledRows):
+                state[name] = value.gather(sources)
+            elif name in self._begun_grads:
+                taken = value.detach().index_select(0, sources) if name == "h" else value.detach()[own]
+                state[name] = passed.inputs[name] = _leaf(taken)
+            elif name == "h" and self.model.takes_pool:
+                state[name], block = value, replace(block, rows=sources)
+            else:
+                state[name] = value.index_select(0, sources) if name == "h" else value[own]
+        return state, block
+
+    def _judged(self, chunk: int, outputs: _State) -> Tensor | None:
+        """The chunk's share of the loss; None where none of its rows counts."""
+        assert self._target is not None
+        rows, y = self._target.rows[chunk], self._target.y[chunk]
+        if not rows.numel():
+            return None
+        ids = self._blocks[chunk].dst_ids()
+        with self._placement.context():
+            last = self._dropped(self.model.num_layers - 1, outputs, ids)
+            logits = self.model.finish(last, ids=ids, key=self._key)
+        loss = self._target.loss(logits.index_select(0, rows), y) / self._target.count
+        self._loss = self._loss + loss.detach()
+        return loss
+
+    def outputs(self, chunk: int) -> _State:
+        """What a chunk's rows are at the end of the stage."""
+        return {name: value.detach() for name, value in self._passed[chunk, self.stop].outputs.items()}
+
+    # Backward
+
+    def take_grads(self, chunk: int, grads: _State) -> None:
+        """Gradients of ``outputs`` have come."""
+        self._arrived[chunk] = grads
+
+    def backward(self, task: Task) -> None:
+        """Gradients down the layers of a task."""
+        chunk = task.chunk
+        assert chunk is not None, "a task of nothing is nobody's"
+        passed = self._passed.pop((chunk, task.stop))
+        starts: list[tuple[Tensor, Tensor | None]] = []
+        if task.stop == self.model.num_layers:
+            starts += [] if passed.loss is None else [(passed.loss, None)]
+        else:
+            grads = self._arrived.pop(chunk) if task.stop == self.stop else self.input_grads(chunk, task.stop)
+            starts += [(value, grads[name]) for name, value in passed.outputs.items()]
+        starts += [(rows, self.history.pulled(layer, chunk)) for layer, rows in passed.own]
+        starts = [(value, grad) for value, grad in starts if value.requires_grad]
+        if starts:
+            torch.autograd.backward([value for value, _ in starts], [grad for _, grad in starts])
+        for layer, leaf in passed.others.items():
+            if leaf.grad is not None:
+                self.history.push(layer, chunk, leaf.grad)
+        if task.first == 0:
+            self._push_begun(chunk, passed.inputs)
+
+    def _push_begun(self, chunk: int, leaves: _State) -> None:
+        for name, leaf in leaves.items():
+            if leaf.grad is None:
+                continue
+            if name == "h":
+                flat = self._begun_grads[name]
+                scatter_add_rows(flat, self._sources[chunk], leaf.grad.to(flat.dtype))
+            else:
+                self._begun_grads[name][self.chunks[chunk].rows] += leaf.grad
+
+    def input_grads(self, chunk: int, layer: int) -> _State:
+        """Gradients of the rows that a chunk had before a layer, once all that read them have gone backward."""
+        found = {
+            name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+            for name, leaf in self._inputs.pop((chunk, layer)).items()
+        }
+        found["h"] = found["h"] + self.history.pulled(layer, chunk)
+        return found
+
+
+def _leaf(rows: Tensor) -> Tensor:
+    return rows.detach().requires_grad_() if torch.is_grad_enabled() else rows
+
+
+def _joined(own: Tensor, others: Tensor) -> Tensor:
+    return torch.cat([own, others]) if others.shape[0] else own
