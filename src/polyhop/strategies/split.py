@@ -145,7 +145,8 @@ def build(
             cache_bytes=config.cache_bytes, must_copy=True, feature_dtype=config.feature_dtype,
             bits=int(config.bits), strategies=(NAME,),
         )  # fmt: skip
-        depth = int(chosen.options["split_depth"])
+        # Groups measure their own links; one depth is kept for all of them.
+        depth = int(team.line.broadcast(torch.tensor([chosen.options["split_depth"]]), kind="sizes"))
     prices = _prices(model, graph, config, whole.placement) if config.split_sums else None
 
     def sampler(depth: int) -> SharedSampler:
