@@ -63,7 +63,7 @@ def run(*, is_quick: bool) -> Iterator[Figure]:
     if no_lab:
         print(f"  skipped: {no_lab}", flush=True)
         return
-    size = _Size(12_000, 100, 4, 1, 1) if is_quick else _Size(60_000, 500, 6, 3, 3)
+    size = _Size(12_000, 100, 4, 1, 1) if is_quick else _Size(60_000, 400, 5, 3, 3)
     graph, made = _cut(size)
     widths, hidden = (WIDTHS[1:], HIDDEN[:1]) if is_quick else (WIDTHS, HIDDEN)
     found: dict[Shape, list[Phase]] = {}
@@ -227,7 +227,7 @@ def _sought(found: Mapping[Shape, Sequence[Phase]]) -> Iterator[Figure]:
 
 
 def _figures(found: Mapping[Shape, Phase], end: str) -> Iterator[Figure]:
-    for side in ("data", "cache", "pushpull"):
+    for side in ("data", "cache", "striped", "pushpull"):
         yield from _ratios(f"epoch_{side}_vs_split", found, end, lambda _, side=side: side, lambda _: "split")  # type: ignore[misc]
     wide = {shape: phase for shape, phase in found.items() if shape[0] == WIDTHS[-1]}
     aim = None if end else 2.0

@@ -30,6 +30,7 @@ SIDES: dict[str, tuple[str, dict[str, Any]]] = {
     "split": ("split", PLAIN),
     "data": ("data", {}),
     "data_cache": ("data", {"cache_bytes": "tenth"}),
+    "data_striped": ("data", {"cache_bytes": "tenth", "cache_ranks": NUM_RANKS}),
     "pushpull": ("pushpull", {}),
     "depth2": ("split", {"split_depth": 2, **PLAIN}),
     "depth1": ("split", {"split_depth": 1, **PLAIN}),

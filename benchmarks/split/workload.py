@@ -33,6 +33,7 @@ class Side:
 SIDES: dict[str, Side] = {
     "data": Side("data"),
     "cache": Side("data", {"cache_bytes": TENTH}),
+    "striped": Side("data", {"cache_bytes": TENTH, "cache_ranks": 4}),
     "split": Side("split"),
     "rows": Side("split", {"split_sums": False}),
     "depth2": Side("split", {"split_depth": 2}),

@@ -151,7 +151,15 @@ def test_options_change_nothing_of_it(make_graph: MakeGraph, options: dict[str, 
 
 
 @pytest.mark.parametrize(
-    "more", [{"cache": 3000}, {"cache": "1MB"}, {"per_minibatch_rpc": True}, {"prefetch": 1}]
+    "more",
+    [
+        {"cache": 3000},
+        {"cache": "1MB"},
+        {"cache": 9000, "cache_ranks": 3},
+        {"cache": "1MB", "cache_ranks": 3},
+        {"per_minibatch_rpc": True},
+        {"prefetch": 1},
+    ],
 )
 def test_how_rows_travel_changes_no_bit(make_graph: MakeGraph, more: dict[str, Any]) -> None:
     graph = make_graph()
@@ -211,6 +219,10 @@ def refused(line: Collective, graph: Graph, owner: Tensor, what: str) -> str:
         model = nn.GraphSAGE(graph.num_features, 8, num_layers=2, out_channels=3, norm="batch_norm")
     if what == "own module":
         model = torch.nn.Linear(graph.num_features, 3)
+    if what == "no cache":
+        options["cache_ranks"] = 2
+    if what == "cache groups":
+        options |= {"cache": "1MB", "cache_ranks": 4}
     if what == "single":
         strategy = "single"
     given: Any = graph if what == "whole graph" else held
@@ -228,6 +240,11 @@ def refused(line: Collective, graph: Graph, owner: Tensor, what: str) -> str:
         ("fan-outs", "ConfigError: .*1 fan-outs, the model has 2 layers"),
         ("batch norm", "UnsupportedError: .*BatchNorm.*norm='layer'"),
         ("own module", "UnsupportedError: .*begin/layer/finish"),
+        ("no cache", "ConfigError: cache_ranks=2: there is no cache to share; give its size"),
+        (
+            "cache groups",
+            "ConfigError: cache_ranks=4: 2 ranks cannot share caches in groups of 4; .*divides 2",
+        ),
         ("single", "ConfigError: .*'single' trains on a whole graph"),
         ("whole graph", "ConfigError: .*share of a graph"),
     ],

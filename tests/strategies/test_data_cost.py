@@ -11,6 +11,7 @@ from torch import Tensor
 
 from polyhop.comm import Collective, Cost, run_in_threads
 from polyhop.exchange import GradientSum, PartLoader, RowFetch, RowFormat, Seeds, bucket_sizes
+from polyhop.exchange.striped import StripedFetch, Stripes
 from polyhop.graph import Graph, SharedGraph, SparseFeatures
 from polyhop.nn import GraphSAGE
 from polyhop.partition import Partition, cut, partition, share
@@ -37,8 +38,19 @@ def load_epoch(
     train = part.split.train
     seeds = Seeds(part.user_ids[train], train + part.start, line, seed=SEED, batch_size=BATCH)
     fetch = RowFetch(part, layout_of(held, options), wire)
-    hot = torch.empty(0, dtype=torch.int64)
-    if options.get("cache"):
+    hot: Any = torch.empty(0, dtype=torch.int64)
+    if options.get("cache_ranks") and line.num_ranks > 1:
+        fetch, size = (
+            StripedFetch(part, layout_of(held, options), wire),
+            options["cache_ranks"](line.num_ranks),
+        )
+        likely = part_step.part_inclusion(held, train, seeds, fan_outs, line)
+        most = options["cache"] // fetch.kept_bytes(size)
+        hot = part_step.stripes_of(likely, part.start, most, size, line)
+        fetch.stripe(line, hot)
+        assert 0 < fetch.num_cached <= most
+        assert fetch.cached_bytes <= options["cache"]
+    elif options.get("cache"):
         likely = part_step.part_inclusion(held, train, seeds, fan_outs, line)
         hot = part_step.hot_rows(likely, held, options["cache"], line)
         fetch.keep(line, hot)
@@ -76,6 +88,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "int8": ({}, {"dtype": "int8"}),
     "plain": ({}, {"plain": True}),
     "cached": ({}, {"cache": 2000}),
+    "striped": ({}, {"cache": 3000, "cache_ranks": lambda ranks: ranks}),
+    "striped in pairs": (
+        {"weighted": True},
+        {"cache": 3000, "cache_ranks": lambda ranks: 2, "dtype": "int8"},
+    ),
 }
 
 
@@ -96,11 +113,12 @@ def test_account_equals_the_counters(
         for rank, (costs, _) in enumerate(found):
             expected = account(
                 batches, shared.new_ids, shared.bounds, wire, layout, fan_outs, rank,
-                cached=[hot for _, hot in found], row_lengths=lengths,
+                **{"stripes" if isinstance(found[0][1], Stripes) else "cached": [hot for _, hot in found]},
+                row_lengths=lengths,
             )  # fmt: skip
             assert dict(costs[step].bytes) == dict(expected.bytes), (step, rank)
             assert dict(costs[step].messages) == dict(expected.messages), (step, rank)
-    if num_ranks > 1:
+    if num_ranks > 1 and "cache_ranks" not in options:
         assert all(cost.bytes["features"] > 0 for costs, _ in found for cost in costs)
 
 
@@ -131,7 +149,13 @@ def test_gradients_are_accounted_for(num_ranks: int, bucket_bytes: int, width: i
 
 
 def _facts(
-    graph: Graph, shared: Partition, fan_outs: list[int], cached: list[Tensor] | None, *, is_symmetric: bool
+    graph: Graph,
+    shared: Partition,
+    fan_outs: list[int],
+    cached: list[Tensor] | None,
+    *,
+    is_symmetric: bool,
+    served: list[Tensor] | None = None,
 ) -> Facts:
     assert graph.split is not None
     train = graph.split.train
@@ -148,21 +172,28 @@ def _facts(
         layout_of(held, {}),
         bucket_sizes(list(GraphSAGE(8, 8, num_layers=3, out_channels=3).parameters())),
         cached=cached,
+        served=served,
     )
 
 
-@pytest.mark.parametrize("cache", [0, 20_000])
-def test_estimate_is_within_a_tenth(make_graph: MakeGraph, cache: int) -> None:
+@pytest.mark.parametrize(("cache", "is_striped"), [(0, False), (20_000, False), (40_000, True)])
+def test_estimate_is_within_a_tenth(make_graph: MakeGraph, cache: int, is_striped: bool) -> None:
     graph = make_graph(num_nodes=3000, seed=1)
     fan_outs = [5, 4, 3]
     shared = partition(graph, 3, "hash")
-    found = run_in_threads(3, load_epoch, graph, shared.owner, fan_outs, {"cache": cache})
-    cached = None
-    if cache:
+    options: dict[str, Any] = {"cache": cache} | ({"cache_ranks": lambda ranks: ranks} if is_striped else {})
+    found = run_in_threads(3, load_epoch, graph, shared.owner, fan_outs, options)
+    cached = served = None
+    if is_striped:
+        served = [shared.owner.long().clone() for _ in range(3)]
+        for rank, (holder, (_, stripes)) in enumerate(zip(served, found, strict=True)):
+            at, rank_of, _ = stripes.find(torch.arange(3000), *shared.bounds[rank : rank + 2])
+            holder[shared.user_ids[at]] = rank_of
+    elif cache:
         cached = [torch.zeros(graph.num_nodes, dtype=torch.bool) for _ in range(3)]
         for mask, (_, hot) in zip(cached, found, strict=True):
             mask[shared.user_ids[hot]] = True
-    facts = _facts(graph, shared, fan_outs, cached, is_symmetric=True)
+    facts = _facts(graph, shared, fan_outs, cached, is_symmetric=True, served=served)
     for rank, (costs, _) in enumerate(found):
         full = costs[:-1]  # the last batch is short
         measured = sum((cost for cost in full), Cost()) * (1 / len(full))
@@ -203,3 +234,31 @@ def _part_inclusion(line: Collective, graph: Graph, owner: Tensor) -> Tensor:
     train = part.split.train
     seeds = Seeds(part.user_ids[train], train + part.start, line, seed=SEED, batch_size=BATCH)
     return part_step.part_inclusion(held, train, seeds, [4, -1], line)
+
+
+def test_striped_rows_relieve_the_busiest_sender(make_graph: MakeGraph) -> None:
+    """Where one rank owns most rows, the others send them too, and none is kept twice."""
+    graph = make_graph(num_nodes=600)
+    owner = torch.where(torch.arange(600) % 3 == 0, torch.arange(600) % 4, 0).int()
+    plain, striped = (
+        run_in_threads(4, load_epoch, graph, owner, [3, 2], options)
+        for options in ({}, {"cache": 15_000, "cache_ranks": lambda ranks: ranks})
+    )
+    busiest = [
+        max(sum(cost.bytes.get("features", 0) for cost in costs) for costs, _ in run)
+        for run in (plain, striped)
+    ]
+    assert busiest[1] < 0.7 * busiest[0]
+    stripes = striped[0][1]
+    assert stripes.ids.unique().numel() == stripes.ids.numel() > 400
+
+
+def test_a_group_keeps_rows_of_others_alone(make_graph: MakeGraph) -> None:
+    graph = make_graph(num_nodes=600)
+    shared = partition(graph, 4, "hash")
+    options = {"cache": 4000, "cache_ranks": lambda ranks: 2}
+    for rank, (_, stripes) in enumerate(run_in_threads(4, load_epoch, graph, shared.owner, [3, 2], options)):
+        first = rank // 2 * 2
+        is_near = (stripes.ids >= shared.bounds[first]) & (stripes.ids < shared.bounds[first + 2])
+        assert stripes.ids.numel() > 0
+        assert not is_near.any()

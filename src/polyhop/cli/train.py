@@ -128,6 +128,13 @@ def command(
         str | None,
         typer.Option(help="Memory for other ranks' hot rows, such as 500MB.", rich_help_panel="Ranks"),
     ] = None,
+    cache_ranks: Annotated[
+        int,
+        typer.Option(
+            help="Strategy data: neighbouring ranks, such as those of a host, that share one cache.",
+            rich_help_panel="Ranks",
+        ),
+    ] = 1,
     per_minibatch_rpc: Annotated[
         bool,
         typer.Option(
@@ -373,6 +380,7 @@ def command(
         "feature_dtype": feature_dtype,
         "feature_store": features,
         "cache": cache,
+        "cache_ranks": cache_ranks,
         "per_minibatch_rpc": per_minibatch_rpc,
         "aggregate_inputs": aggregate_inputs,
         "macro": int(macro) if macro.isdecimal() else macro,

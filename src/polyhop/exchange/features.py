@@ -176,6 +176,12 @@ class RowFormat:
             decoded = self._as_floats(decoded, x)
         return decoded, self.facts.read(reader, num_rows)
 
+    def opened(self, data: Tensor, num_rows: int) -> tuple[Tensor, NodeFacts]:
+        """(dense rows as they were sent, uint8; facts): what ``decode`` makes rows of."""
+        assert self.codec is not None, "sparse rows differ in length"
+        reader = _Reader(data)
+        return reader.raw(num_rows * self.codec.row_bytes), self.facts.read(reader, num_rows)
+
     def _as_floats(self, rows: Tensor, x: FeatureStore) -> Tensor:
         """Stored values as the floats that ``x.gather`` would give."""
         assert self.codec is not None

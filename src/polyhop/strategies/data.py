@@ -16,6 +16,9 @@ rows sent to rank r, W parameters in T tensors):
     gradients  about 2 (P - 1) / P * 4 (W + T + 2); (P - 1) * 4 (W + T + 2) where that is little: one round less
     sizes      8 (P - 1) for each message whose length only its sender knows: 2 a hop, 1 for the rows
 
+A cache (``cache_bytes``) keeps, of rows that are elsewhere, those that a rank reads most; with ``cache_ranks`` several ranks
+share one, each row of it once (``exchange/striped.py``): kept rows are asked of their holder.
+
 With ``aggregate_inputs`` there is one hop less, and F is the width of stored rows (``strategies/inputs.py``).
 
 Legend: N nodes, P ranks, S input nodes.
@@ -28,12 +31,14 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from polyhop.errors import ConfigError
 from polyhop.exchange import PartLoader, RowFetch, RowFormat
+from polyhop.exchange.striped import StripedFetch
 from polyhop.graph import Graph, SharedGraph
 from polyhop.sample.wire import Wire
 from polyhop.strategies.data_cost import account, estimate
 from polyhop.strategies.held import HeldPart
-from polyhop.strategies.part_step import PartStep, hot_rows, part_inclusion, part_work
+from polyhop.strategies.part_step import PartStep, hot_rows, part_inclusion, part_work, stripes_of
 from polyhop.strategies.step import Loss, Placement, Step, Team, WholeGraph
 from polyhop.trace import NO_TRACE, Trace
 
@@ -54,6 +59,7 @@ class Config:
     seed: int = 0
     feature_dtype: str = "auto"  # auto | float32 | bfloat16 | int8
     cache_bytes: int = 0  # of remote rows kept on each rank
+    cache_ranks: int = 1  # neighbouring ranks that share a cache, rows striped over them; 1: each has its own
     per_minibatch_rpc: bool = False
     aggregate_inputs: bool = False  # sums of the first layer stored once: one hop less
 
@@ -80,9 +86,15 @@ def build(
     work = part_work(NAME, model, graph, config, train_ids, dtype, team, is_plain=plain)
     assert team is not None, "part_work asks for a team"
     fetch = _fetch(work.graph, config)
+    _check_cache(config, team.line.num_ranks)
     if config.cache_bytes and not plain:
         likely = part_inclusion(work.graph, train_ids, work.seeds, work.num_neighbors, team.line)
-        fetch.keep(team.line, hot_rows(likely, work.graph, config.cache_bytes, team.line))
+        if isinstance(fetch, StripedFetch):
+            size = config.cache_ranks
+            most = config.cache_bytes // fetch.kept_bytes(size)
+            fetch.stripe(team.line, stripes_of(likely, work.graph.part.start, most, size, team.line))
+        else:
+            fetch.keep(team.line, hot_rows(likely, work.graph, config.cache_bytes, team.line))
     prefetch = 0 if plain else config.prefetch
     loader = PartLoader(team.line.fork(), work.sampler, fetch, work.seeds, prefetch=prefetch, trace=trace)
     return PartStep(model, loader, whole.placement, loss, terms_per_row, team, work.inputs)
@@ -92,4 +104,19 @@ def _fetch(graph: SharedGraph, config: Config) -> RowFetch:
     plain = config.per_minibatch_rpc
     dtype = "float32" if plain else config.feature_dtype
     layout = RowFormat.of(graph.part, graph.num_nodes, dtype, is_plain=plain)
-    return RowFetch(graph.part, layout, Wire(graph.num_nodes, is_plain=plain))
+    kind = StripedFetch if config.cache_ranks > 1 and not plain else RowFetch
+    return kind(graph.part, layout, Wire(graph.num_nodes, is_plain=plain))
+
+
+def _check_cache(config: Config, num_ranks: int) -> None:
+    """ConfigError for a shared cache that nobody has, or that ranks cannot share."""
+    size = config.cache_ranks
+    if not 1 <= size <= num_ranks or num_ranks % size:
+        raise ConfigError(
+            f"cache_ranks={size}: {num_ranks} ranks cannot share caches in groups of {size}; give a number that divides "
+            f"{num_ranks}"
+        )
+    if size > 1 and not config.cache_bytes:
+        raise ConfigError(
+            f"cache_ranks={size}: there is no cache to share; give its size with cache (--cache 500MB)"
+        )

@@ -18,6 +18,7 @@ from torch import Tensor
 from polyhop.comm import Cost
 from polyhop.comm.collective import is_summed_everywhere, slices
 from polyhop.exchange import RowFormat
+from polyhop.exchange.striped import Stripes
 from polyhop.sample import MiniBatch
 from polyhop.sample.part import window_rows
 from polyhop.sample.wire import Wire
@@ -50,6 +51,7 @@ class Facts:
     bucket_sizes: Sequence[int]  # elements of each gradient message
     value_bytes: int = 4  # of a parameter
     cached: Sequence[Tensor] | None = None  # [P] bool [N]: rows that rank r keeps
+    served: Sequence[Tensor] | None = None  # [P] int64 [N]: who has a node's row for rank r; None: its owner
 
 
 class _Sum:
@@ -79,20 +81,22 @@ def account(
     rank: int,
     *,
     cached: Sequence[Tensor] | None = None,
+    stripes: Sequence[Stripes] | None = None,
     row_lengths: Tensor | None = None,
 ) -> Cost:
     """What ``rank`` sends to sample and load one step, to the byte.
 
     ``batches[r]`` is rank r's mini-batch, by the user's ids, however it was drawn; ``new_ids`` int64 [N] and ``bounds``
-    int64 [P + 1] say who owns what. ``cached[r]``: new ids that rank r keeps. ``row_lengths`` int64 [N], by the user's
-    ids: values of each sparse row.
+    int64 [P + 1] say who owns what. ``cached[r]``: new ids that rank r keeps; ``stripes[r]``: those that its group does.
+    ``row_lengths`` int64 [N], by the user's ids: values of each sparse row.
     """
     windows = [[batch] for batch in batches]
     ids = [new_ids[batch.input_ids] for batch in batches]
     if cached is not None:
         ids = [mine[~torch.isin(mine, kept)] for mine, kept in zip(ids, cached, strict=True)]
     sampled = account_hops(windows, new_ids, bounds, wire, num_neighbors, rank)
-    return sampled + account_rows(ids, new_ids, bounds, wire, layout, rank, row_lengths=row_lengths)
+    rows = account_rows(ids, new_ids, bounds, wire, layout, rank, stripes=stripes, row_lengths=row_lengths)
+    return sampled + rows
 
 
 def account_hops(
@@ -129,17 +133,30 @@ def account_rows(
     layout: RowFormat,
     rank: int,
     *,
+    stripes: Sequence[Stripes] | None = None,
     row_lengths: Tensor | None = None,
 ) -> Cost:
     """What ``rank`` sends when every rank r fetches the distinct nodes ``ids[r]`` (int64, new ids)."""
     found, peers = _Sum(), [q for q in range(len(ids)) if q != rank]
     _sizes(found, peers, 1 if layout.row_bytes is not None else 2)
     for q in peers:
-        asked = ids[rank][_of(ids[rank], bounds, q)].sort().values - bounds[q]
-        found.add("ids", wire.request_bytes(asked))
-        lent = ids[q][_of(ids[q], bounds, rank)]
-        found.add("features", _row_bytes(lent, layout, new_ids, row_lengths))
+        asked, places = _asked(ids[rank], bounds, rank, q, stripes)
+        found.add("ids", wire.request_bytes(torch.cat([asked - bounds[q], places])))
+        lent, places = _asked(ids[q], bounds, q, rank, stripes)
+        kept = places.numel() * layout.row_bytes if layout.row_bytes is not None else 0
+        found.add("features", kept + _row_bytes(lent, layout, new_ids, row_lengths))
     return found.cost()
+
+
+def _asked(
+    ids: Tensor, bounds: Tensor, reader: int, q: int, stripes: Sequence[Stripes] | None
+) -> tuple[Tensor, Tensor]:
+    """Of nodes that a rank fetches, those that it asks rank q for: (nodes of q's part; numbers of rows that q keeps)."""
+    owned = ids[_of(ids, bounds, q)].sort().values
+    if stripes is None:
+        return owned, owned[:0]
+    hot, holder, place = stripes[reader].find(ids, bounds[reader], bounds[reader + 1])
+    return owned[~torch.isin(owned, ids[hot])], place[holder == q] + (bounds[q + 1] - bounds[q])
 
 
 def _row_bytes(ids: Tensor, layout: RowFormat, new_ids: Tensor, lengths: Tensor | None) -> int:
@@ -268,9 +285,10 @@ def estimate_rows(facts: Facts, fetched: Sequence[Tensor], rank: int) -> Cost:
     _sizes(found, peers, 1)
     row_bytes = facts.layout.row_bytes
     assert row_bytes is not None, "sparse rows have no width to estimate from"
+    served = [facts.owner] * len(facts.likely) if facts.served is None else facts.served
     for q in peers:
-        found.add("ids", _request_bytes(fetched[rank], facts.owner == q, facts.wire))
-        found.add("features", float((fetched[q] * (facts.owner == rank)).sum()) * row_bytes)
+        found.add("ids", _request_bytes(fetched[rank], served[rank] == q, facts.wire))
+        found.add("features", float((fetched[q] * (served[q] == rank)).sum()) * row_bytes)
     return found.cost()
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from polyhop.comm import Collective
 from polyhop.errors import ConfigError, UnsupportedError
 from polyhop.exchange import GradientSum, Halo, PartBatch, Seeds
+from polyhop.exchange.striped import Stripes
 from polyhop.graph import Graph, Part, SharedGraph
 from polyhop.graph.aggregated import AggregatedRows
 from polyhop.kernels.keys import Key
@@ -40,6 +41,7 @@ __all__ = [
     "part_inclusion",
     "part_inclusion_by_hop",
     "part_work",
+    "stripes_of",
 ]
 
 
@@ -220,6 +222,25 @@ def hottest(likely: Tensor, start: int, most: int, line: Collective) -> Tensor:
         offered.append(torch.stack([ids, column[best]], dim=1))
     found = torch.cat(line.all_to_all(offered, kind="ids"))
     return found[torch.sort(found[:, 1], descending=True, stable=True).indices[:most]]
+
+
+def stripes_of(likely: Tensor, start: int, most: int, size: int, line: Collective) -> Stripes:
+    """The rows that this rank's group of ``size`` neighbouring ranks reads most from elsewhere, ``most`` for each of them.
+
+    ``likely`` and ``start`` as in ``hottest``. From elsewhere: from owners outside of the group; where all ranks are in it,
+    from any other one. All ranks call it together.
+    """
+    offered, own = list[Tensor](), line.rank // size
+    for group in range(line.num_ranks // size):
+        readers = [r for r in range(group * size, (group + 1) * size) if r != line.rank]
+        reads = likely[:, readers].sum(1) if group != own or size == line.num_ranks else likely[:0, 0]
+        best = torch.sort(reads, descending=True, stable=True).indices[: most * size]
+        best = best[reads[best] > 0]
+        found = torch.stack([(best + start).double(), reads[best]], dim=1)  # exact up to 2^53
+        offered += [found] * size
+    everyone = torch.cat(line.all_to_all(offered, kind="ids"))
+    order = torch.sort(everyone[:, 1], descending=True, stable=True).indices[: most * size]
+    return Stripes.of(everyone[order, 0].long(), own * size, size)
 
 
 class PartStep:

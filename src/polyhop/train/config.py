@@ -28,7 +28,17 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 _BITS = ("1", "2", "4", "8", "16", "32", "adaptive", "delta", "random")
 _FREE_ON_RESUME = {
     *("max_epochs", "device", "run_dir", "resume", "checkpoint_every", "keep_checkpoints", "progress"),
-    *("callbacks", "num_workers", "prefetch", "memory", "spill_dir", "cache", "per_minibatch_rpc", "delta"),
+    *(
+        "callbacks",
+        "num_workers",
+        "prefetch",
+        "memory",
+        "spill_dir",
+        "cache",
+        "cache_ranks",
+        "per_minibatch_rpc",
+        "delta",
+    ),
     *("feature_store", "overlap", "recompute", "split_groups"),
 }
 _ENDING_SCHEDULES = ("cosine", "linear")  # their course depends on max_epochs
@@ -71,6 +81,9 @@ class Config:
     feature_dtype: str = "auto"  # of rows sent between ranks: auto (as stored) | float32 | bfloat16 | int8
     feature_store: str = "auto"  # of input rows: auto (as opened) | memory | mapped | disk
     cache: int | str | None = None  # bytes of other ranks' rows that each rank keeps; None = none
+    cache_ranks: int = (
+        1  # of strategy "data": neighbouring ranks that share one cache, its rows striped over them
+    )
     per_minibatch_rpc: bool = False  # the DistDGL-like baseline of strategy "data"
     aggregate_inputs: bool = (
         False  # the first layer's sums over all neighbours, stored once: the last fan-out is not used
