@@ -80,7 +80,7 @@ class Config:
     bits: int | str = 32  # of a value between layers: 1 | 2 | 4 | 8 | 16 | 32
     split_depth: int | str | None = None  # layers that are split, from the inputs; None: all; "auto": chosen
     cache_bytes: int = 0  # of input rows of other ranks' nodes that are copied here
-    split_sums: bool = True  # sums of rows cross where they are fewer bytes
+    split_sums: bool = False  # sums of rows cross where they are fewer bytes
 
 
 def hold(graph: SharedGraph, placement: Placement, team: Team, config: Config) -> HeldPart:
