@@ -35,7 +35,7 @@ SIDES: dict[str, Side] = {
     "cache": Side("data", {"cache_bytes": TENTH}),
     "striped": Side("data", {"cache_bytes": TENTH, "cache_ranks": 4}),
     "split": Side("split"),
-    "rows": Side("split", {"split_sums": False}),
+    "sums": Side("split", {"split_sums": True}),
     "depth2": Side("split", {"split_depth": 2}),
     "depth1": Side("split", {"split_depth": 1}),
     "copies": Side("split", {"cache_bytes": TENTH}),

@@ -159,10 +159,10 @@ def command(
         bool,
         typer.Option(
             "--split-sums/--no-split-sums",
-            help="Strategy split sends sums of rows where they are fewer bytes than the rows.",
+            help="Strategy split sends sums of rows where they are fewer bytes than the rows: for slow links.",
             rich_help_panel="Ranks",
         ),
-    ] = True,
+    ] = False,
     split_groups: Annotated[
         int,
         typer.Option(

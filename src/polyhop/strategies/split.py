@@ -80,7 +80,7 @@ class Config:
     bits: int | str = 32  # of a value between layers: 1 | 2 | 4 | 8 | 16 | 32
     split_depth: int | str | None = None  # layers that are split, from the inputs; None: all; "auto": chosen
     cache_bytes: int = 0  # of input rows of other ranks' nodes that are copied here
-    split_sums: bool = True  # sums of rows cross where they are fewer bytes
+    split_sums: bool = False  # sums of rows cross where they are fewer bytes
 
 
 def hold(graph: SharedGraph, placement: Placement, team: Team, config: Config) -> HeldPart:
@@ -145,7 +145,8 @@ def build(
             cache_bytes=config.cache_bytes, must_copy=True, feature_dtype=config.feature_dtype,
             bits=int(config.bits), strategies=(NAME,),
         )  # fmt: skip
-        depth = int(chosen.options["split_depth"])
+        # Groups measure their own links; one depth is kept for all of them.
+        depth = int(team.line.broadcast(torch.tensor([chosen.options["split_depth"]]), kind="sizes"))
     prices = _prices(model, graph, config, whole.placement) if config.split_sums else None
 
     def sampler(depth: int) -> SharedSampler:

@@ -101,7 +101,7 @@ class Config:
     split_depth: int | str | None = (
         None  # layers that strategy "split" splits, from the inputs; None = all; "auto" = the fastest
     )
-    split_sums: bool = True  # strategy "split" sends sums of rows where they are fewer bytes than the rows
+    split_sums: bool = False  # strategy "split" sends sums of rows where they are fewer bytes than the rows
     split_groups: int = (
         1  # groups of ranks (hosts) that strategy "split" gives a slice of every mini-batch each
     )
