@@ -77,7 +77,9 @@ class SharedBatch:
 
     step: int
     drawn: SharedDraw
-    x: Tensor | SparseRows  # [inputs, copied; columns]
+    x: (
+        Tensor | SparseRows
+    )  # [inputs, copied; columns], and those of nodes elsewhere where the loader brings them
     y: Tensor  # labels of the own seeds
     num_global: int  # seeds of all ranks
 
@@ -286,7 +288,10 @@ class SharedSampler:
 
 
 class SharedLoader:
-    """One rank's share of an epoch's mini-batches, drawn and loaded ahead of training."""
+    """One rank's share of an epoch's mini-batches, drawn and loaded ahead of training.
+
+    ``brings``: input rows of nodes elsewhere come along, as such numbers, so that the first layer has all that it reads.
+    """
 
     def __init__(
         self,
@@ -297,10 +302,12 @@ class SharedLoader:
         *,
         prefetch: int = 2,
         copies: Copies | None = None,
+        brings: torch.dtype | None = None,
         trace: Trace = NO_TRACE,
     ) -> None:
         self.line, self.sampler, self.seeds = line, sampler, seeds
         self._fetch, self._prefetch, self._copies, self._trace = fetch, prefetch, copies, trace
+        self.brings = brings
         self.num_loaded = 0  # feature rows so far
 
     def __len__(self) -> int:
@@ -329,8 +336,19 @@ class SharedLoader:
             if self._copies is not None and drawn.copied.numel():
                 x = x.dense() if isinstance(x, SparseRows) else x
                 x = torch.cat([x, self._copies.x.index_select(0, drawn.copied).to(x)])
+            if self.brings is not None:
+                x = self._joined(
+                    x.dense() if isinstance(x, SparseRows) else x, drawn.layers[0].lists, self.brings
+                )
         self.num_loaded += drawn.inputs.numel()
         return SharedBatch(step, drawn, x, part.y[seeds], self.seeds.count(step))
+
+    def _joined(self, x: Tensor, lists: Lists, dtype: torch.dtype) -> Tensor:
+        """Rows here [num_own, columns] -> these and those of nodes elsewhere, which send theirs."""
+        x = x.to(dtype)
+        leaving = [x.index_select(0, rows) for rows in lists.lent]
+        arriving = self.line.all_to_all(leaving, kind="hidden", counts=lists.wanted)
+        return torch.cat([x, *arriving])
 
     def close(self) -> None:
         """Let go of the line, with the other ranks."""

@@ -7,7 +7,8 @@ features and computes its rows. Nothing is sampled, loaded or computed twice.
     all ranks  loss of the own seeds over the number of all seeds; gradients summed in rank order
 
 Weights are those of one process on the same mini-batches, to rounding: the same seeds, neighbours and dropped units. A layer
-that narrows maps rows before they cross; input rows are fixed, so unmapped ones send no gradients back.
+that narrows maps rows before they cross; input rows are fixed, so unmapped ones send no gradients back, and cross while they
+are loaded, ahead of the step.
 
 Options: ``split_depth`` k: only the k layers nearest the inputs are split, ranks compute those above for their own seeds
 ("auto": as many as are expected to take least time, ``strategies/split_auto.py``);
@@ -52,7 +53,7 @@ from polyhop.exchange.wanted import Price
 from polyhop.graph import Block, Graph, HaloBlock, SharedGraph, Sizes, SparseRows
 from polyhop.kernels.keys import Key
 from polyhop.sample.wire import Wire
-from polyhop.strategies.halo_cost import crossings
+from polyhop.strategies.halo_cost import Seen, crossings
 from polyhop.strategies.held import HeldPart
 from polyhop.strategies.part_step import checked_fan_outs, halo_inclusion
 from polyhop.strategies.split_auto import choose
@@ -156,7 +157,14 @@ def build(
         )  # fmt: skip
 
     loader = SharedLoader(
-        team.group.fork(), sampler(depth), fetch, seeds, prefetch=config.prefetch, copies=copies, trace=trace
+        team.group.fork(),
+        sampler(depth),
+        fetch,
+        seeds,
+        prefetch=config.prefetch,
+        copies=copies,
+        trace=trace,
+        brings=whole.placement.dtype if _crosses_as_stored(model, graph, config, whole.placement) else None,
     )
     step = _SplitStep(model, loader, whole.placement, (loss, terms_per_row), int(config.bits), trace, team)
     if chosen is not None:
@@ -164,18 +172,29 @@ def build(
     return step
 
 
+def _crosses_as_stored(model: nn.Module, graph: SharedGraph, config: Config, placement: Placement) -> bool:
+    """Whether the first layer reads input rows as they are, each by itself: then they can cross before the step."""
+    if int(config.bits) < 32 or config.split_sums:
+        return False
+    first = _seen(model, graph, placement)[0]
+    return first.columns == graph.num_features and not first.has_gradient
+
+
+def _seen(model: nn.Module, graph: SharedGraph, placement: Placement) -> list[Seen]:
+    """What crosses at each layer."""
+    sizes = Sizes.of_many(graph.num_nodes)
+    with placement.context():
+        return crossings(model, graph.num_features, sizes, num_plain=0, returns_inputs=False)
+
+
 def _prices(model: nn.Module, graph: SharedGraph, config: Config, placement: Placement) -> list[Price | None]:
     """Of a row at each layer; None where a layer does more than sum what it reads."""
-    with placement.context():
-        seen = crossings(
-            model, graph.num_features, Sizes.of_many(graph.num_nodes), num_plain=0, returns_inputs=False
-        )
     weight_bytes = 0 if graph.part.edge_weight is None else 4
     return [
         Price(each.columns, each.value_bytes, int(config.bits), each.has_gradient, weight_bytes)
         if each.is_linear
         else None
-        for each in seen
+        for each in _seen(model, graph, placement)
     ]
 
 
@@ -237,14 +256,12 @@ class _SplitStep:
 
     def gradients(self, batch: SharedBatch, key: Key) -> Tensor:
         self._sum.begin()
-        channels = [
-            self._channel(index, layer.lists, layer.block.src_ids, key)
-            for index, layer in enumerate(batch.layers)
-        ]
-        blocks = [
-            self._block(index, layer, channel)
-            for index, (layer, channel) in enumerate(zip(batch.layers, channels, strict=True))
-        ]
+        num_here = int(self.loader.brings is not None)  # layers whose sources are all here
+        blocks = [self._placement.block(layer.block) for layer in batch.layers[:num_here]]
+        channels = list[Crossing]()
+        for index, layer in enumerate(batch.layers[num_here:], start=num_here):
+            channels.append(self._channel(index, layer.lists, layer.block.src_ids, key))
+            blocks.append(self._block(index, layer, channels[-1]))
         x = self._placement.rows(batch.x)
         x = x.dense() if isinstance(x, SparseRows) else x
         with self._trace.span("forward", step=batch.step), self._placement.context():
@@ -260,7 +277,7 @@ class _SplitStep:
             torch.autograd.set_multithreading_enabled(False),
         ):
             loss.backward()  # type: ignore[no-untyped-call]
-        self.columns = [channel.num_columns or 0 for channel in channels]
+        self.columns = [x.shape[1]] * num_here + [channel.num_columns or 0 for channel in channels]
         with self._trace.span("sum", step=batch.step):
             return self._sum.end(loss.detach())
 

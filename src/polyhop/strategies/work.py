@@ -222,7 +222,9 @@ def _split(flows: Flows, shape: Shape, variant: Variant, rank: int) -> Work:
     for layer in range(variant.depth):
         hop, of = hops - 1 - layer, shape.layers[layer]
         pairs, row = crossing[hop], of.row_bytes(bits)
-        size = train.exchange("hidden", pairs.rows[:, rank] * row)
+        # Input rows that cross as they are stored cross while they are loaded.
+        is_loaded = layer == 0 and bits == 32 and not of.crosses_mapped and not of.returns
+        size = (ahead if is_loaded else train).exchange("hidden", pairs.rows[:, rank] * row)
         size += train.exchange("hidden", pairs.rows[rank] * row) if of.returns else 0.0
         shuffled.append(_others(pairs.rows[:, rank], rank))
         moved.append(size)
