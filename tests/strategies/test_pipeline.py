@@ -248,6 +248,48 @@ def test_gradient_is_that_of_what_was_computed(make_graph: MakeGraph, name: str)
     run_in_threads(1, run)
 
 
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("name", ["gcn", "sage", "gin", "gcnii", "sage-jk"])
+def test_sums_from_tables_are_those_with_leaves(make_graph: MakeGraph, name: str, exact: bool) -> None:
+    """Both ways to the same gradients; layers that sum use the first, and keep no rows of others."""
+    graph = make_graph(60)
+
+    def run(line: Collective, with_leaves: bool) -> tuple[list[float], dict[str, Tensor]]:
+        model = model_of(name, graph, 0.3)
+        step = build(line, graph, model, chunks=4, history_gamma=2.0, exact_layers=exact)
+        assert step._stage.summing == (set() if name == "sage-max" else set(range(1, LAYERS)))
+        if with_leaves:
+            step._stage.summing = frozenset()
+        losses = [stepped(step, model, epoch) for epoch in range(3)]
+        return losses, gradients_of(model)
+
+    sums, leaves = (Stepped(*run_in_threads(1, run, with_leaves)[0]) for with_leaves in (False, True))
+    assert_same(sums, leaves, 1e-12)
+
+
+def test_layers_that_do_not_sum_what_they_are_given_use_leaves(make_graph: MakeGraph) -> None:
+    graph = make_graph(60)
+    for name in ("gat", "sage-max", "deepgcn"):
+        step = run_in_threads(1, lambda line, name=name: build(line, graph, model_of(name, graph, 0.0)))[0]
+        assert step._stage.summing == frozenset(), name
+
+
+def test_layers_of_another_library(make_graph: MakeGraph, monkeypatch: Any) -> None:
+    pyg = pytest.importorskip("torch_geometric.nn")
+
+    def stack(f: int, c: int, p: float) -> torch.nn.Module:
+        return nn.Stack([pyg.SAGEConv(f, 8), pyg.GATv2Conv(8, 8), nn.SAGEConv(8, c)], dropout=p)
+
+    monkeypatch.setitem(MODELS, "stack", stack)
+    graph = make_graph(60)
+    expected = alone(graph, "stack", 0.3)
+    for stages in (1, 3):
+        found = over_stages(graph, "stack", stages, 0.3, chunks=4, exact_layers=True)
+        assert_same(found, expected, 1e-10)
+    one, three = (over_stages(graph, "stack", stages, 0.3, epochs=2, chunks=4) for stages in (1, 3))
+    assert_same(three, one, 0.0)
+
+
 @pytest.mark.parametrize("name", ["gcn", "gat", "gcnii", "deepgcn"])
 def test_history_is_exact_where_weights_stand_still(make_graph: MakeGraph, name: str) -> None:
     """I5: at once after the exact sweep; from tables of zeros, once every layer has had an epoch."""

@@ -52,6 +52,7 @@ from polyhop.strategies.pipeline_lane import Lane
 from polyhop.strategies.pipeline_pieces import Pieces, quiet
 from polyhop.strategies.pipeline_schedule import Layout, Schedule, chunk_order, fill_drain, layer_by_layer
 from polyhop.strategies.pipeline_stage import Stage
+from polyhop.strategies.pipeline_sums import layers_that_sum
 from polyhop.strategies.pipeline_weights import StageWeights
 from polyhop.strategies.step import Loss, Placement, Step, Team, WholeGraph
 from polyhop.trace import NO_TRACE, Trace
@@ -173,7 +174,16 @@ class _PipelineStep:
         x = input_rows(part, team.line, _fetch(graph, config), new_ids[self.chunks.ids])
         target = target_of(part, train_ids, loss, self.chunks, team.line, placement.device)
         rows = None if x is None else placement.rows(x)
-        self._stage = Stage(model, span, self.chunks, self.history, placement, x=rows, target=target)
+        self._stage = Stage(
+            model,
+            span,
+            self.chunks,
+            self.history,
+            placement,
+            x=rows,
+            target=target,
+            summing=layers_that_sum(model, graph.num_features),
+        )
         self._lane = Lane(self._stage, self.pieces, self.bounds, team.line, trace)
         self._is_exact = config.exact_layers or len(self.chunks) == 1
         self._gathered: dict[str, Tensor] = {}

@@ -3,7 +3,8 @@
 No autograd edge crosses chunks. A chunk's own rows pass from layer to layer; rows of others are leaves, taken from tables.
 When the chunk goes backward, one call starts at its output and at its own rows of every layer, with the gradients that
 chunks after it have left there; what the leaves get is added to the rows they were taken from, for chunks before it. So all
-layers are served alike: sums, attention, layers of other libraries.
+layers are served alike: attention, layers of other libraries. Where a layer sums rows there are not even leaves: its sum
+over others is a function of its own that reads a table and adds to another (``pipeline_sums``).
 
     forward    own rows of layer l -> table l;  others <- table l;  dropout of both;  layer l -> own rows of layer l + 1
     backward   (output, own rows of each layer) with their gradients -> weights, input rows;  others -> gradients of table l
@@ -22,15 +23,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyhop.graph import PooledRows, SparseFeatures, SparseRows
+from polyhop.graph import Block, PooledRows, SparseFeatures, SparseRows
 from polyhop.kernels import scatter_add_rows
 from polyhop.kernels.keys import Key
-from polyhop.nn.model import Model
+from polyhop.nn.model import Model, rows_of
 from polyhop.nn.rows import Rows
 from polyhop.strategies.pipeline_chunks import Chunks
 from polyhop.strategies.pipeline_history import History
 from polyhop.strategies.pipeline_pieces import splits_dropout
 from polyhop.strategies.pipeline_schedule import Task
+from polyhop.strategies.pipeline_sums import over_table, with_shard
 from polyhop.strategies.step import Loss, Placement
 
 __all__ = ["Stage", "Target"]
@@ -72,6 +74,7 @@ class Stage:
         *,
         x: Rows | None = None,
         target: Target | None = None,
+        summing: frozenset[int] = frozenset(),
     ) -> None:
         self.model, self.chunks, self.history, self._placement = model, chunks, history, placement
         self.first, self.stop = span
@@ -83,6 +86,10 @@ class Stage:
             [chunk.sources().to(placement.device) for chunk in chunks.chunks] if self.first == 0 else []
         )
         self._splits = splits_dropout(model)
+        self.summing = summing
+        self._shards = [
+            with_shard(block) if summing and block.num_src > block.num_dst else None for block in self._blocks
+        ]
         self._key: Key | None = None
         self._is_sweep = False
         self._begun: dict[str, Any] = {}
@@ -147,7 +154,7 @@ class Stage:
             self.take(chunk, task.stop, {name: value.detach() for name, value in passed.outputs.items()})
 
     def _up(self, chunk: int, first: int, stop: int) -> _Passed:
-        block, passed = self._blocks[chunk], _Passed({}, {}, [], {})
+        passed = _Passed({}, {}, [], {})
         state: dict[str, Any]
         for layer in range(first, stop):
             if layer == 0:
@@ -159,13 +166,32 @@ class Stage:
                 else:
                     self.history.write(layer, chunk, state["h"].detach())
                     passed.own.append((layer, state["h"]))
-                others = passed.others[layer] = _leaf(self.history.read(layer, chunk))
-                state = self._dropped(layer - 1, state | {"h": _joined(state["h"], others)}, block.src_ids)
-                block_here = block
+                state, block_here = self._with_others(chunk, layer, state, passed)
             make = self.model.undropped if self._splits else self.model.layer
             state = dict(make(layer, block_here, state, key=self._key))
         passed.outputs = state
         return passed
+
+    def _with_others(
+        self, chunk: int, layer: int, state: dict[str, Any], passed: _Passed
+    ) -> tuple[dict[str, Any], Block]:
+        """What a layer above the first reads: own rows, and others as leaves behind them or through the block."""
+        block, shard = self._blocks[chunk], self._shards[chunk]
+        if layer not in self.summing or shard is None:
+            others = passed.others[layer] = _leaf(self.history.read(layer, chunk))
+            joined = state | {"h": _joined(state["h"], others)}
+            return self._dropped(layer - 1, joined, block.src_ids), block
+        assert block.src_ids is not None
+        ids, key = block.src_ids[block.num_dst :], self._key
+
+        def dropped(rows: Tensor) -> Tensor:
+            return rows_of(self.model.dropped(layer - 1, {"h": rows}, ids=ids, key=key))
+
+        return self._dropped(layer - 1, state, block.dst_ids()), over_table(
+            shard,
+            lambda: dropped(self.history.read(layer, chunk)),
+            lambda grads: self.history.push(layer, chunk, dropped(grads)),
+        )
 
     def _dropped(self, layer: int, state: dict[str, Any], ids: Tensor | None) -> dict[str, Any]:
         return dict(self.model.dropped(layer, state, ids=ids, key=self._key)) if self._splits else state
