@@ -111,7 +111,6 @@ GROUND = {
         "pipeline_schedule",
         "pipeline_simulate",
         "pipeline_stage",
-        "pipeline_sums",
         "pipeline_weights",
         "pushpull_cost",
         "split_cost",

@@ -64,10 +64,7 @@ class Model(nn.Module):
         return self.layer(i, block, state, key=key)
 
     def dropped(self, i: int, state: State, *, ids: Tensor | None = None, key: Key | None = None) -> State:
-        """The rest of ``layer``: both together are ``layer``, to the bit. ``ids`` as in ``begin``.
-
-        Row by row and linear in "h", so that gradients of dropped rows are dropped alike.
-        """
+        """The rest of ``layer``, row by row: both together are ``layer``, to the bit. ``ids`` as in ``begin``."""
         return state
 
     def finish(self, state: State, *, ids: Tensor | None = None, key: Key | None = None) -> Tensor:

@@ -52,7 +52,6 @@ from polyhop.strategies.pipeline_lane import Lane
 from polyhop.strategies.pipeline_pieces import Pieces, quiet
 from polyhop.strategies.pipeline_schedule import Layout, Schedule, chunk_order, fill_drain, layer_by_layer
 from polyhop.strategies.pipeline_stage import Stage
-from polyhop.strategies.pipeline_sums import layers_that_sum
 from polyhop.strategies.pipeline_weights import StageWeights
 from polyhop.strategies.step import Loss, Placement, Step, Team, WholeGraph
 from polyhop.trace import NO_TRACE, Trace
@@ -182,7 +181,6 @@ class _PipelineStep:
             placement,
             x=rows,
             target=target,
-            summing=layers_that_sum(model, graph.num_features),
         )
         self._lane = Lane(self._stage, self.pieces, self.bounds, team.line, trace)
         self._is_exact = config.exact_layers or len(self.chunks) == 1
