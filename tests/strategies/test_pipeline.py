@@ -248,6 +248,48 @@ def test_gradient_is_that_of_what_was_computed(make_graph: MakeGraph, name: str)
     run_in_threads(1, run)
 
 
+def test_nothing_is_kept_of_rows_that_are_summed(make_graph: MakeGraph) -> None:
+    """What a chunk's graph saves for its way back has at most as many rows as the chunk; no layer of GCNII maps first."""
+    graph, saved = make_graph(60), list[Tensor]()
+
+    def run(line: Collective) -> None:
+        model = model_of("gcnii", graph, 0.3)
+        step = build(line, graph, model, chunks=4)
+        stepped(step, model, 0)
+        step.history.begin(1, range(4))
+        step._stage.begin(Key(3, 1))
+        task = step.schedule(1).tasks(0, "forward")[0]
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda each: saved.append(each) or each, lambda each: each
+        ):
+            step._stage.forward(task)
+        chunk = step.chunks[task.chunk]
+        assert chunk.others.numel() > 0
+        wide = [each.shape for each in saved if each.dim() == 2 and each.shape[0] > chunk.num_rows]
+        weights = {tuple(p.shape) for p in model.parameters()} | {
+            tuple(p.shape[::-1]) for p in model.parameters()
+        }
+        assert [shape for shape in wide if tuple(shape) not in weights] == []
+
+    run_in_threads(1, run)
+
+
+def test_layers_of_another_library(make_graph: MakeGraph, monkeypatch: Any) -> None:
+    pyg = pytest.importorskip("torch_geometric.nn")
+
+    def stack(f: int, c: int, p: float) -> torch.nn.Module:
+        return nn.Stack([pyg.SAGEConv(f, 8), pyg.GATv2Conv(8, 8), nn.SAGEConv(8, c)], dropout=p)
+
+    monkeypatch.setitem(MODELS, "stack", stack)
+    graph = make_graph(60)
+    expected = alone(graph, "stack", 0.3)
+    for stages in (1, 3):
+        found = over_stages(graph, "stack", stages, 0.3, chunks=4, exact_layers=True)
+        assert_same(found, expected, 1e-10)
+    one, three = (over_stages(graph, "stack", stages, 0.3, epochs=2, chunks=4) for stages in (1, 3))
+    assert_same(three, one, 0.0)
+
+
 @pytest.mark.parametrize("name", ["gcn", "gat", "gcnii", "deepgcn"])
 def test_history_is_exact_where_weights_stand_still(make_graph: MakeGraph, name: str) -> None:
     """I5: at once after the exact sweep; from tables of zeros, once every layer has had an epoch."""

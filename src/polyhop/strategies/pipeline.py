@@ -173,7 +173,15 @@ class _PipelineStep:
         x = input_rows(part, team.line, _fetch(graph, config), new_ids[self.chunks.ids])
         target = target_of(part, train_ids, loss, self.chunks, team.line, placement.device)
         rows = None if x is None else placement.rows(x)
-        self._stage = Stage(model, span, self.chunks, self.history, placement, x=rows, target=target)
+        self._stage = Stage(
+            model,
+            span,
+            self.chunks,
+            self.history,
+            placement,
+            x=rows,
+            target=target,
+        )
         self._lane = Lane(self._stage, self.pieces, self.bounds, team.line, trace)
         self._is_exact = config.exact_layers or len(self.chunks) == 1
         self._gathered: dict[str, Tensor] = {}

@@ -1,12 +1,13 @@
 """A stage at work: some layers of the model on one chunk at a time, forward and backward.
 
-No autograd edge crosses chunks. A chunk's own rows pass from layer to layer; rows of others are leaves, taken from tables.
-When the chunk goes backward, one call starts at its output and at its own rows of every layer, with the gradients that
-chunks after it have left there; what the leaves get is added to the rows they were taken from, for chunks before it. So all
-layers are served alike: sums, attention, layers of other libraries.
+No autograd edge crosses chunks. A chunk's own rows pass from layer to layer; rows of others come out of a table by a
+function that keeps nothing and, on the way back, adds gradients to those rows where their chunks are before it. When the
+chunk goes backward, one call starts at its output and at its own rows of every layer, with the gradients that chunks after
+it have left there. So all layers are served alike: sums, attention, layers of other libraries; and where a layer sums,
+nothing of the rows of others is kept until then.
 
     forward    own rows of layer l -> table l;  others <- table l;  dropout of both;  layer l -> own rows of layer l + 1
-    backward   (output, own rows of each layer) with their gradients -> weights, input rows;  others -> gradients of table l
+    backward   (output, own rows of each layer) and their gradients -> weights, input rows, gradients of others -> table l
 
 What comes before layer 0 is computed for all rows at once, when an epoch begins, so layer 0 never reads history.
 
@@ -21,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from polyhop.graph import PooledRows, SparseFeatures, SparseRows
 from polyhop.kernels import scatter_add_rows
@@ -53,7 +55,6 @@ class _Passed:
     """What a task leaves for its way back."""
 
     inputs: _State  # leaves: own rows
-    others: dict[int, Tensor]  # leaves, by layer
     own: list[tuple[int, Tensor]]  # own rows of inner layers, with their past
     outputs: _State  # with their past
     loss: Tensor | None = None
@@ -147,7 +148,7 @@ class Stage:
             self.take(chunk, task.stop, {name: value.detach() for name, value in passed.outputs.items()})
 
     def _up(self, chunk: int, first: int, stop: int) -> _Passed:
-        block, passed = self._blocks[chunk], _Passed({}, {}, [], {})
+        block, passed = self._blocks[chunk], _Passed({}, [], {})
         state: dict[str, Any]
         for layer in range(first, stop):
             if layer == 0:
@@ -159,13 +160,19 @@ class Stage:
                 else:
                     self.history.write(layer, chunk, state["h"].detach())
                     passed.own.append((layer, state["h"]))
-                others = passed.others[layer] = _leaf(self.history.read(layer, chunk))
-                state = self._dropped(layer - 1, state | {"h": _joined(state["h"], others)}, block.src_ids)
-                block_here = block
+                state, block_here = self._with_others(chunk, layer, state), block
             make = self.model.undropped if self._splits else self.model.layer
             state = dict(make(layer, block_here, state, key=self._key))
         passed.outputs = state
         return passed
+
+    def _with_others(self, chunk: int, layer: int, state: dict[str, Any]) -> dict[str, Any]:
+        """What a layer above the first reads: own rows, others behind them."""
+        own = state["h"]
+        if self.chunks[chunk].others.numel():
+            others: Tensor = _Read.apply(own, self.history, layer, chunk)  # type: ignore[no-untyped-call]
+            own = torch.cat([own, others])
+        return self._dropped(layer - 1, state | {"h": own}, self._blocks[chunk].src_ids)
 
     def _dropped(self, layer: int, state: dict[str, Any], ids: Tensor | None) -> dict[str, Any]:
         return dict(self.model.dropped(layer, state, ids=ids, key=self._key)) if self._splits else state
@@ -227,9 +234,6 @@ class Stage:
         starts = [(value, grad) for value, grad in starts if value.requires_grad]
         if starts:
             torch.autograd.backward([value for value, _ in starts], [grad for _, grad in starts])
-        for layer, leaf in passed.others.items():
-            if leaf.grad is not None:
-                self.history.push(layer, chunk, leaf.grad)
         if task.first == 0:
             self._push_begun(chunk, passed.inputs)
 
@@ -257,5 +261,16 @@ def _leaf(rows: Tensor) -> Tensor:
     return rows.detach().requires_grad_() if torch.is_grad_enabled() else rows
 
 
-def _joined(own: Tensor, others: Tensor) -> Tensor:
-    return torch.cat([own, others]) if others.shape[0] else own
+class _Read(torch.autograd.Function):
+    """Rows of others [o, ...] out of a table; their gradients into it. Own rows are given to have a place in the graph."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, history: History, layer: int, chunk: int) -> Tensor:
+        ctx.history, ctx.layer, ctx.chunk = history, layer, chunk
+        return history.read(layer, chunk)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:
+        ctx.history.push(ctx.layer, ctx.chunk, grad)
+        return None, None, None, None
