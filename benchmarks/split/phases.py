@@ -46,7 +46,7 @@ def run(*, is_quick: bool) -> Iterator[Figure]:
             value = 1000 * mean(spent[name] for spent, _ in found)
             yield Figure(f"phase_{name}_ms_{device}", value, "ms", details)
         half = 4 * WIDTH * graph.num_nodes // (2 * NUM_RANKS)
-        found = run_in_threads(NUM_RANKS, _steps, graph, made, device, hot_bytes=half)
+        found = run_in_threads(NUM_RANKS, _steps, graph, made, device, "32-true", half)
         for name in ("load", "step"):
             value = 1000 * mean(spent[name] for spent, _ in found)
             share = mean(spent["hot"] for spent, _ in found)
