@@ -40,7 +40,7 @@ __all__ = ["WAITS", "arguments", "measure", "next_rate"]
 WAITS = ("wait", "summed")  # spans: for mini-batches, for the sum of gradients
 LR = 0.003
 LEAST_MBIT, MOST_MBIT = 10.0, 20_000.0
-CLOSE = 0.04  # of a share
+CLOSE = 0.03  # of a share
 PIECE_BYTES = 1 << 19  # what the link is measured with
 
 
@@ -147,12 +147,13 @@ def _seek(held: SharedGraph, line: Collective, job: Job, hidden: int) -> float:
 
 
 def _trial(probe: _Running, line: Collective) -> tuple[float, float, float]:
-    """(bytes of the busiest rank, seconds, busy ones), the same on every rank: the latter are means."""
-    one = probe.measured()
-    waited = sum(one["spans"].get(name, 0.0) for name in WAITS)
-    own = torch.tensor(
-        [[float(sum(one["bytes"].values())), one["s"], one["s"] - waited]], dtype=torch.float64
-    )
+    """(bytes of the busiest rank, seconds, busy ones) of an epoch, the same on every rank: the latter are means of two."""
+    seen = []
+    for _ in range(2):
+        one = probe.measured()
+        waited = sum(one["spans"].get(name, 0.0) for name in WAITS)
+        seen.append([float(sum(one["bytes"].values())), one["s"], one["s"] - waited])
+    own = torch.tensor(seen, dtype=torch.float64).mean(0, keepdim=True)
     everyone = torch.cat(line.all_gather(own, kind="sizes", counts=[1] * line.num_ranks))
     _, seconds, busy = everyone.mean(0).tolist()
     return float(everyone[:, 0].max()), seconds, busy
