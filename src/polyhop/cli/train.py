@@ -232,7 +232,7 @@ def command(
         bool,
         typer.Option(
             "--recompute",
-            help="Compute layers of strategy halo again in the backward pass: less memory, same weights.",
+            help="Compute layers of strategies halo and pipeline again in the backward pass: less memory, same weights.",
             rich_help_panel="Ranks",
         ),
     ] = False,

@@ -74,7 +74,7 @@ class Config:
     history_gamma: float = 1.0  # factor of gradients between chunks
     exact_layers: bool = False  # layer by layer over all chunks: no history
     bits: int | str = 32  # must be 32: rows cross between stages as they are
-    recompute: bool = False  # must be False
+    recompute: bool = False  # layers again in the backward pass, for memory
     seed: int = 0
 
 
@@ -110,10 +110,9 @@ def build(
             f"strategy {NAME!r} trains on the full graph, and num_neighbors={list(config.num_neighbors)} asks for "
             "mini-batches: leave it out (--fanout), or use strategy 'data' or 'macro'"
         )
-    if str(config.bits) != "32" or config.recompute:
+    if str(config.bits) != "32":
         raise UnsupportedError(
-            f"strategy {NAME!r} sends rows as they are and keeps what the backward pass needs: bits={config.bits} and "
-            f"recompute={config.recompute} are for strategy 'halo'"
+            f"strategy {NAME!r} sends rows as they are: bits={config.bits} is for strategy 'halo'"
         )
     if team.line.num_ranks > getattr(model, "num_layers", team.line.num_ranks):
         raise ConfigError(
@@ -168,7 +167,12 @@ class _PipelineStep:
         self.weights = StageWeights(model, self.pieces, self.bounds, team.line)
         tables = {layer: self.pieces.states[layer]["h"] for layer in range(max(first, 1), stop)}
         self.history = History(
-            self.chunks, tables, config.history_period, config.history_gamma, placement.device
+            self.chunks,
+            tables,
+            config.history_period,
+            config.history_gamma,
+            placement.device,
+            replays=config.recompute and not config.exact_layers,
         )
         x = input_rows(part, team.line, _fetch(graph, config), new_ids[self.chunks.ids])
         target = target_of(part, train_ids, loss, self.chunks, team.line, placement.device)
@@ -181,6 +185,7 @@ class _PipelineStep:
             placement,
             x=rows,
             target=target,
+            recompute=config.recompute,
         )
         self._lane = Lane(self._stage, self.pieces, self.bounds, team.line, trace)
         self._is_exact = config.exact_layers or len(self.chunks) == 1

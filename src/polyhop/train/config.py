@@ -121,7 +121,7 @@ class Config:
     )
     halo_sums: bool = True  # sums of rows cross where that makes fewer messages than the rows
     overlap: bool = True  # strategy "halo" computes while rows are on their way
-    recompute: bool = False  # strategy "halo" computes layers again in the backward pass, for memory
+    recompute: bool = False  # "halo" and "pipeline" compute layers again in the backward pass, for memory
     chunks: int | None = None  # pieces of the graph in strategy "pipeline"; None = 4 for each stage
     chunk_order: str = "shuffled"  # of an epoch: shuffled | paired (each drawn order and its reverse) | fixed
     history_period: int = 1  # epochs between refreshes of what chunks read of those after them
