@@ -110,6 +110,7 @@ GROUND = {
         "pipeline_history",
         "pipeline_inputs",
         "pipeline_lane",
+        "pipeline_messages",
         "pipeline_past",
         "pipeline_pieces",
         "pipeline_replay",

@@ -182,8 +182,8 @@ def command(
     bits: Annotated[
         str,
         typer.Option(
-            help="Of a value that crosses between layers in strategy halo: 1 | 2 | 4 | 8 | 16 | 32 | adaptive | delta (2 "
-            "bits of what a row has moved; for models without dropout) | random.",
+            help="Of a value that crosses between layers in strategies halo and pipeline: 1 | 2 | 4 | 8 | 16 | 32; in halo "
+            "also adaptive | delta (2 bits of what a row has moved; for models without dropout) | random.",
             rich_help_panel="Ranks",
         ),
     ] = "32",

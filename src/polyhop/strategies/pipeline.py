@@ -18,7 +18,8 @@ Weights move only when somebody asks for the whole model: evaluation, checkpoint
 
 Bytes a step between ranks s and s + 1 (n nodes, C_s columns of the rows and of what is carried along, b bytes a value):
 
-    hidden     b n C_s each way, whatever the depth and the chunks
+    hidden     b n C_s each way, whatever the depth and the chunks; with ``bits`` below 32 ceil(C_s bits / 8) n, and up to
+               8 bits 4 n more (of each thing carried)
     gradients  3 values to every rank: loss, wish to stop, squared norm; and weights that several stages use
 
 Legend: S stages, K chunks, L layers.
@@ -49,6 +50,7 @@ from polyhop.strategies.pipeline_cost import Boundary, Facts, account, estimate
 from polyhop.strategies.pipeline_history import History, Meter
 from polyhop.strategies.pipeline_inputs import input_rows, target_of
 from polyhop.strategies.pipeline_lane import Lane
+from polyhop.strategies.pipeline_messages import WIDTHS, Messages
 from polyhop.strategies.pipeline_pieces import Pieces, quiet
 from polyhop.strategies.pipeline_schedule import Layout, Schedule, chunk_order, fill_drain, layer_by_layer
 from polyhop.strategies.pipeline_stage import Stage
@@ -73,7 +75,7 @@ class Config:
     history_period: int = 1  # epochs between refreshes of the history
     history_gamma: float = 1.0  # factor of gradients between chunks
     exact_layers: bool = False  # layer by layer over all chunks: no history
-    bits: int | str = 32  # must be 32: rows cross between stages as they are
+    bits: int | str = 32  # of a value between stages: 1 | 2 | 4 | 8 | 16 | 32
     recompute: bool = False  # layers again in the backward pass, for memory
     seed: int = 0
 
@@ -110,9 +112,10 @@ def build(
             f"strategy {NAME!r} trains on the full graph, and num_neighbors={list(config.num_neighbors)} asks for "
             "mini-batches: leave it out (--fanout), or use strategy 'data' or 'macro'"
         )
-    if str(config.bits) != "32":
+    if str(config.bits) not in map(str, WIDTHS):
         raise UnsupportedError(
-            f"strategy {NAME!r} sends rows as they are: bits={config.bits} is for strategy 'halo'"
+            f"strategy {NAME!r} sends every value in as many bits: one of {', '.join(map(str, WIDTHS))}, and "
+            f"bits={config.bits} is for strategy 'halo'"
         )
     if team.line.num_ranks > getattr(model, "num_layers", team.line.num_ranks):
         raise ConfigError(
@@ -187,7 +190,8 @@ class _PipelineStep:
             target=target,
             recompute=config.recompute,
         )
-        self._lane = Lane(self._stage, self.pieces, self.bounds, team.line, trace)
+        self._messages = Messages(self.pieces, self.chunks, int(config.bits))
+        self._lane = Lane(self._stage, self._messages, team.line, trace)
         self._is_exact = config.exact_layers or len(self.chunks) == 1
         self._gathered: dict[str, Tensor] = {}
         self._optimizer: torch.optim.Optimizer | None = None
@@ -216,10 +220,7 @@ class _PipelineStep:
     @property
     def boundaries(self) -> list[Boundary]:
         """What crosses between stages."""
-        return [
-            Boundary(self.pieces.columns(layer), self.pieces.value_dtype(layer).itemsize)
-            for layer in self.bounds[1:-1]
-        ]
+        return [self._messages.boundary(layer) for layer in self.bounds[1:-1]]
 
     def facts(self) -> Facts:
         """From which what ranks send is estimated."""
@@ -249,6 +250,7 @@ class _PipelineStep:
             key.epoch, None if self._config.exact_layers else [c for c in order if c is not None]
         )
         self._stage.begin(key)
+        self._messages.begin(key)
         # Virtual ranks on one device share torch's backward thread.
         with torch.autograd.set_multithreading_enabled(False):
             self._lane.run(schedule.lanes[self._line.rank])
@@ -264,6 +266,7 @@ class _PipelineStep:
         with torch.no_grad(), quiet(self._model):
             self.history.begin(epoch, None)
             self._stage.begin(None, is_sweep=True)
+            self._messages.begin(None)
             self._lane.run(forward)
             self._stage.end()
         self.history.fill(epoch)
