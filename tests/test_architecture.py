@@ -115,6 +115,7 @@ GROUND = {
         "pipeline_pieces",
         "pipeline_replay",
         "pipeline_schedule",
+        "pipeline_shared",
         "pipeline_simulate",
         "pipeline_stage",
         "pipeline_weights",

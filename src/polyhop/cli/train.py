@@ -257,6 +257,13 @@ def command(
     history_gamma: Annotated[
         float, typer.Option(help="Factor of gradients between chunks: 1 | 2.", rich_help_panel="Ranks")
     ] = 1.0,
+    shared_rows: Annotated[
+        str,
+        typer.Option(
+            help="What a model gives to all layers (GCNII's h0), in strategy pipeline: send | recompute | auto.",
+            rich_help_panel="Ranks",
+        ),
+    ] = "auto",
     exact_layers: Annotated[
         bool,
         typer.Option(
@@ -401,6 +408,7 @@ def command(
         "chunks": chunks,
         "chunk_order": chunk_order,
         "history_period": history_period,
+        "shared_rows": shared_rows,
         "history_gamma": history_gamma,
         "exact_layers": exact_layers,
         "memory": memory,

@@ -27,8 +27,9 @@ Legend: S stages, K chunks, L layers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -50,9 +51,10 @@ from polyhop.strategies.pipeline_cost import Boundary, Facts, account, estimate
 from polyhop.strategies.pipeline_history import History, Meter
 from polyhop.strategies.pipeline_inputs import input_rows, target_of
 from polyhop.strategies.pipeline_lane import Lane
-from polyhop.strategies.pipeline_messages import WIDTHS, Messages
+from polyhop.strategies.pipeline_messages import WIDTHS, Messages, row_bytes
 from polyhop.strategies.pipeline_pieces import Pieces, quiet
 from polyhop.strategies.pipeline_schedule import Layout, Schedule, chunk_order, fill_drain, layer_by_layer
+from polyhop.strategies.pipeline_shared import Sharing, makes_anew
 from polyhop.strategies.pipeline_stage import Stage
 from polyhop.strategies.pipeline_weights import StageWeights
 from polyhop.strategies.step import Loss, Placement, Step, Team, WholeGraph
@@ -77,6 +79,7 @@ class Config:
     exact_layers: bool = False  # layer by layer over all chunks: no history
     bits: int | str = 32  # of a value between stages: 1 | 2 | 4 | 8 | 16 | 32
     recompute: bool = False  # layers again in the backward pass, for memory
+    shared_rows: str = "auto"  # what begin gives to all layers: send | recompute (on every stage) | auto
     seed: int = 0
 
 
@@ -162,7 +165,7 @@ class _PipelineStep:
         self._layout = Layout(team.line.num_ranks)
         block, new_ids = gather_block(part, team.line)
         self.chunks = cut_chunks(block, self._shared_owner(block, config))
-        self.pieces = Pieces.of(model, graph.num_features, placement.context)
+        self.pieces = _divided(Pieces.of(model, graph.num_features, placement.context), model, graph, config)
         costs = self.pieces.costs(graph.num_features, graph.num_nodes, graph.num_edges)
         crossing = [float(self.pieces.columns(layer)) for layer in range(model.num_layers)]
         self.bounds = balance(costs, self._layout.num_stages, crossing)
@@ -177,7 +180,8 @@ class _PipelineStep:
             placement.device,
             replays=config.recompute and not config.exact_layers,
         )
-        x = input_rows(part, team.line, _fetch(graph, config), new_ids[self.chunks.ids])
+        order, everywhere = new_ids[self.chunks.ids], bool(self.pieces.local)
+        x = input_rows(part, team.line, _fetch(graph, config), order, everywhere=everywhere)
         target = target_of(part, train_ids, loss, self.chunks, team.line, placement.device)
         rows = None if x is None else placement.rows(x)
         self._stage = Stage(
@@ -189,6 +193,7 @@ class _PipelineStep:
             x=rows,
             target=target,
             recompute=config.recompute,
+            local=self.pieces.local,
         )
         self._messages = Messages(self.pieces, self.chunks, int(config.bits))
         self._lane = Lane(self._stage, self._messages, team.line, trace)
@@ -323,6 +328,26 @@ class _PipelineStep:
             )
         if "made" in mine:
             self.history.restore(mine)
+
+
+def _divided(pieces: Pieces, model: nn.Module, graph: SharedGraph, config: Config) -> Pieces:
+    """With what every stage makes for itself, if that is wished or cheaper."""
+    if not pieces.begun:
+        return pieces
+    specs = [pieces.states[0][name] for name in pieces.begun]
+    names = frozenset().union(*pieces.begun.values())
+    weights = [p for name, p in model.named_parameters() if name in names]
+    sharing = Sharing(
+        graph.num_nodes,
+        graph.num_features,
+        sum(math.prod(shape) for shape, _ in specs),
+        sum(row_bytes(math.prod(shape), int(config.bits), dtype.itemsize) for shape, dtype in specs),
+        sum(p.numel() for p in weights),
+        max((p.element_size() for p in weights), default=4),
+    )
+    return (
+        replace(pieces, local=frozenset(pieces.begun)) if makes_anew(config.shared_rows, sharing) else pieces
+    )
 
 
 def _note(chunks: Chunks, bounds: Sequence[int], is_exact: bool) -> str:

@@ -27,12 +27,19 @@ from polyhop.strategies.pipeline_cost import Boundary
 from polyhop.strategies.pipeline_pieces import Pieces
 from polyhop.strategies.pipeline_schedule import Direction
 
-__all__ = ["WIDTHS", "Messages"]
+__all__ = ["WIDTHS", "Messages", "row_bytes"]
 
 WIDTHS = (1, 2, 4, 8, 16, 32)
 _PLAIN = 32
 _DIRECTIONS: tuple[Direction, Direction] = ("forward", "backward")
 _ENCODED = (torch.float32, torch.float64, torch.bfloat16)
+
+
+def row_bytes(columns: int, bits: int, value_bytes: int = 4) -> int:
+    """Of one row of one thing on the wire; ``value_bytes``: where it crosses as it is."""
+    if bits == _PLAIN:
+        return columns * value_bytes
+    return quantised_bytes(torch.tensor([bits], dtype=torch.uint8), columns)
 
 
 class Messages:
@@ -58,8 +65,9 @@ class Messages:
         return Boundary(self._pieces.columns(layer), value_bytes, row)
 
     def _row_bytes(self, layer: int) -> int:
-        one = torch.tensor([self._bits], dtype=torch.uint8)
-        return sum(quantised_bytes(one, math.prod(shape)) for shape, _ in self._pieces.states[layer].values())
+        return sum(
+            row_bytes(math.prod(shape), self._bits) for shape, _ in self._pieces.crossing(layer).values()
+        )
 
     def form(self, chunk: int, layer: int) -> tuple[tuple[int, ...], torch.dtype]:
         """Shape and dtype of a message."""
@@ -70,7 +78,7 @@ class Messages:
 
     def packed(self, rows: dict[str, Tensor], chunk: int, layer: int, direction: Direction) -> Tensor:
         """The message of what a chunk has before a layer, or of gradients of it."""
-        names = self._pieces.states[layer]
+        names = self._pieces.crossing(layer)
         flat = {name: rows[name].reshape(rows[name].shape[0], -1) for name in names}
         if not self._is_plain:
             return torch.cat([self._encoded(flat[name], name, chunk, layer, direction) for name in names])
@@ -81,7 +89,7 @@ class Messages:
     def _encoded(self, rows: Tensor, name: str, chunk: int, layer: int, direction: Direction) -> Tensor:
         assert self._key is not None
         ids = self._chunks.ids[self._chunks[chunk].rows]
-        of = list(self._pieces.states[layer]).index(name)
+        of = list(self._pieces.crossing(layer)).index(name)
         key = fold(self._key.at(Purpose.ROUND, layer), _DIRECTIONS.index(direction), of)
         given = rows if rows.dtype in _ENCODED else rows.float()
         try:
@@ -101,7 +109,7 @@ class Messages:
 
     def opened(self, message: Tensor, layer: int) -> dict[str, Tensor]:
         """What ``packed`` was given."""
-        names = self._pieces.states[layer]
+        names = self._pieces.crossing(layer)
         widths = [math.prod(shape) for shape, _ in names.values()]
         pieces = message.split(widths, dim=1) if self._is_plain else self._decoded(message, layer)  # type: ignore[no-untyped-call]
         return {
@@ -111,7 +119,7 @@ class Messages:
 
     def _decoded(self, message: Tensor, layer: int) -> list[Tensor]:
         num_rows = message.numel() // self._row_bytes(layer)
-        states = list(self._pieces.states[layer].values())
+        states = list(self._pieces.crossing(layer).values())
         codecs = [self._codec(num_rows, math.prod(shape)) for shape, _ in states]
         pieces = message.split([codec.num_bytes for codec in codecs])  # type: ignore[no-untyped-call]
         return [

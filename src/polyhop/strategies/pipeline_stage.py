@@ -59,14 +59,17 @@ class Target:
 class _Passed:
     """What a task leaves for its way back."""
 
-    inputs: _State  # leaves: own rows
+    begun: _State  # leaves of what ``begin`` made
     own: list[tuple[int, Tensor]]  # own rows of inner layers, with their past
     outputs: _State  # with their past
     loss: Tensor | None = None
 
 
 class Stage:
-    """Layers ``span[0] .. span[1] - 1``. The first stage has ``x``, all input rows by row; the last has a ``target``."""
+    """Layers ``span[0] .. span[1] - 1``. The first stage has ``x``, all input rows by row; the last has a ``target``.
+
+    ``local``: names of what every stage makes of ``x`` for itself; with any, all stages have ``x``.
+    """
 
     def __init__(
         self,
@@ -79,11 +82,12 @@ class Stage:
         x: Rows | None = None,
         target: Target | None = None,
         recompute: bool = False,
+        local: frozenset[str] = frozenset(),
     ) -> None:
         self.model, self.chunks, self.history, self._placement = model, chunks, history, placement
         self.first, self.stop = span
         self._target, self._recompute = target, recompute
-        self._x = x
+        self._x, self._local = x, local
         self._ids = chunks.ids.to(placement.device)
         self._blocks = [placement.block(chunk.block) for chunk in chunks.chunks]
         self._sources = (
@@ -115,7 +119,7 @@ class Stage:
         self._passed.clear()
         self._randomness.clear()
         self._loss = torch.zeros_like(self._loss)
-        if self.first == 0:
+        if self._x is not None:
             self._begun = self._begin()
             self._begun_grads = {
                 name: torch.zeros_like(value)
@@ -128,7 +132,8 @@ class Stage:
     def _begin(self) -> dict[str, Any]:
         assert self._x is not None, "the first stage holds the input rows"
         with self._placement.context():
-            return dict(self.model.begin(self._x, ids=self._ids, key=self._key))
+            made = dict(self.model.begin(self._x, ids=self._ids, key=self._key))
+        return made if self.first == 0 else {name: made[name] for name in self._local}
 
     def end(self) -> Tensor:
         """After the last task: what came before layer 0 goes backward. The sum of the losses of all chunks."""
@@ -193,8 +198,9 @@ class Stage:
                 state, block_here = self._first_rows(chunk, passed)
             else:
                 if layer == first:
-                    passed.inputs = self._given(chunk, layer)
-                    state = dict(passed.inputs)
+                    state = dict(self._given(chunk, layer))
+                    if layer == self.first:
+                        state |= self._shared(chunk, passed)
                 else:
                     self.history.write(layer, chunk, state["h"].detach())
                     passed.own.append((layer, state["h"]))
@@ -203,6 +209,15 @@ class Stage:
             state = dict(make(layer, block_here, state, key=self._key))
         passed.outputs = state
         return passed
+
+    def _shared(self, chunk: int, passed: _Passed) -> _State:
+        """Own rows of what this stage has made for itself."""
+        own = self.chunks[chunk].rows
+        found = {name: value.detach()[own] for name, value in self._begun.items()}
+        passed.begun = {
+            name: _leaf(value.clone()) for name, value in found.items() if name in self._begun_grads
+        }
+        return found | passed.begun
 
     def _given(self, chunk: int, layer: int) -> _State:
         """Leaves of what a chunk has before a layer. To be computed again, own rows are taken from the table, as often."""
@@ -237,7 +252,7 @@ class Stage:
                 state[name] = value.gather(sources)
             elif name in self._begun_grads:
                 taken = value.detach().index_select(0, sources) if name == "h" else value.detach()[own]
-                state[name] = passed.inputs[name] = _leaf(taken)
+                state[name] = passed.begun[name] = _leaf(taken)
             elif name == "h" and self.model.takes_pool:
                 state[name], block = value, replace(block, rows=sources)
             else:
@@ -278,13 +293,12 @@ class Stage:
             starts += [] if passed.loss is None else [(passed.loss, None)]
         else:
             grads = self._arrived.pop(chunk) if task.stop == self.stop else self.input_grads(chunk, task.stop)
-            starts += [(value, grads[name]) for name, value in passed.outputs.items()]
+            starts += [(value, grads[name]) for name, value in passed.outputs.items() if name in grads]
         starts += [(rows, self.history.pulled(layer, chunk)) for layer, rows in passed.own]
         starts = [(value, grad) for value, grad in starts if value.requires_grad]
         if starts:
             torch.autograd.backward([value for value, _ in starts], [grad for _, grad in starts])
-        if task.first == 0:
-            self._push_begun(chunk, passed.inputs)
+        self._push_begun(chunk, passed.begun)
 
     def _push_begun(self, chunk: int, leaves: _State) -> None:
         for name, leaf in leaves.items():

@@ -23,6 +23,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "feature_store": ("auto", "memory", "mapped", "disk"),
     "halo": ("exact", "stale", "sampled", "skipping", "sequential"),
     "chunk_order": ("shuffled", "paired", "fixed"),
+    "shared_rows": ("auto", "send", "recompute"),
     "progress": ("auto", "rich", "plain", "json", "none"),
 }
 _BITS = ("1", "2", "4", "8", "16", "32", "adaptive", "delta", "random")
@@ -126,6 +127,9 @@ class Config:
     chunk_order: str = "shuffled"  # of an epoch: shuffled | paired (each drawn order and its reverse) | fixed
     history_period: int = 1  # epochs between refreshes of what chunks read of those after them
     history_gamma: float = 1.0  # factor of gradients between chunks: 1 | 2
+    shared_rows: str = (
+        "auto"  # what a model gives to all layers (GCNII's h0), in strategy "pipeline": send | recompute
+    )
     exact_layers: bool = False  # all chunks through a layer before any goes on: no history, stages wait
     seed: int = 0
     device: str = "auto"
