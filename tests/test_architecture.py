@@ -113,6 +113,7 @@ GROUND = {
         "pipeline_messages",
         "pipeline_past",
         "pipeline_pieces",
+        "pipeline_profile",
         "pipeline_replay",
         "pipeline_schedule",
         "pipeline_shared",

@@ -257,6 +257,13 @@ def command(
     history_gamma: Annotated[
         float, typer.Option(help="Factor of gradients between chunks: 1 | 2.", rich_help_panel="Ranks")
     ] = 1.0,
+    layer_costs: Annotated[
+        str,
+        typer.Option(
+            help="By which stages of strategy pipeline are balanced: counted | measured at the start | auto.",
+            rich_help_panel="Ranks",
+        ),
+    ] = "auto",
     shared_rows: Annotated[
         str,
         typer.Option(
@@ -408,6 +415,7 @@ def command(
         "chunks": chunks,
         "chunk_order": chunk_order,
         "history_period": history_period,
+        "layer_costs": layer_costs,
         "shared_rows": shared_rows,
         "history_gamma": history_gamma,
         "exact_layers": exact_layers,

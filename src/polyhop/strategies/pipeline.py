@@ -27,9 +27,8 @@ Legend: S stages, K chunks, L layers.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -51,10 +50,11 @@ from polyhop.strategies.pipeline_cost import Boundary, Facts, account, estimate
 from polyhop.strategies.pipeline_history import History, Meter
 from polyhop.strategies.pipeline_inputs import input_rows, target_of
 from polyhop.strategies.pipeline_lane import Lane
-from polyhop.strategies.pipeline_messages import WIDTHS, Messages, row_bytes
+from polyhop.strategies.pipeline_messages import WIDTHS, Messages
 from polyhop.strategies.pipeline_pieces import Pieces, quiet
+from polyhop.strategies.pipeline_profile import cut_matters, is_measured, measured_costs
 from polyhop.strategies.pipeline_schedule import Layout, Schedule, chunk_order, fill_drain, layer_by_layer
-from polyhop.strategies.pipeline_shared import Sharing, makes_anew
+from polyhop.strategies.pipeline_shared import divided
 from polyhop.strategies.pipeline_stage import Stage
 from polyhop.strategies.pipeline_weights import StageWeights
 from polyhop.strategies.step import Loss, Placement, Step, Team, WholeGraph
@@ -79,6 +79,7 @@ class Config:
     exact_layers: bool = False  # layer by layer over all chunks: no history
     bits: int | str = 32  # of a value between stages: 1 | 2 | 4 | 8 | 16 | 32
     recompute: bool = False  # layers again in the backward pass, for memory
+    layer_costs: str = "auto"  # by which stages are balanced: counted | measured | auto
     shared_rows: str = "auto"  # what begin gives to all layers: send | recompute (on every stage) | auto
     seed: int = 0
 
@@ -165,12 +166,33 @@ class _PipelineStep:
         self._layout = Layout(team.line.num_ranks)
         block, new_ids = gather_block(part, team.line)
         self.chunks = cut_chunks(block, self._shared_owner(block, config))
-        self.pieces = _divided(Pieces.of(model, graph.num_features, placement.context), model, graph, config)
-        costs = self.pieces.costs(graph.num_features, graph.num_nodes, graph.num_edges)
+        self.pieces = divided(
+            Pieces.of(model, graph.num_features, placement.context),
+            model,
+            graph.num_nodes,
+            graph.num_features,
+            config.shared_rows,
+            int(config.bits),
+        )
+        costs = self._layer_costs(graph)
         crossing = [float(self.pieces.columns(layer)) for layer in range(model.num_layers)]
-        self.bounds = balance(costs, self._layout.num_stages, crossing)
-        first, stop = span = self.bounds[team.line.rank], self.bounds[team.line.rank + 1]
-        self.weights = StageWeights(model, self.pieces, self.bounds, team.line)
+        order, everywhere = new_ids[self.chunks.ids], bool(self.pieces.local)
+        x = input_rows(part, team.line, _fetch(graph, config), order, everywhere=everywhere)
+        self._rows = None if x is None else placement.rows(x)
+        self._target = target_of(part, train_ids, loss, self.chunks, team.line, placement.device)
+        self._trace = trace
+        self._is_exact = config.exact_layers or len(self.chunks) == 1
+        self._gathered: dict[str, Tensor] = {}
+        self._optimizer: torch.optim.Optimizer | None = None
+        self.is_stop_agreed = False
+        self._lay_out(balance(costs, self._layout.num_stages, crossing))
+
+    def _lay_out(self, bounds: Sequence[int]) -> None:
+        """Stages of these layers, with nothing in their tables."""
+        config, line, placement = self._config, self._line, self._placement
+        self.bounds = tuple(bounds)
+        first, stop = span = self.bounds[line.rank], self.bounds[line.rank + 1]
+        self.weights = StageWeights(self._model, self.pieces, self.bounds, line)
         tables = {layer: self.pieces.states[layer]["h"] for layer in range(max(first, 1), stop)}
         self.history = History(
             self.chunks,
@@ -180,28 +202,37 @@ class _PipelineStep:
             placement.device,
             replays=config.recompute and not config.exact_layers,
         )
-        order, everywhere = new_ids[self.chunks.ids], bool(self.pieces.local)
-        x = input_rows(part, team.line, _fetch(graph, config), order, everywhere=everywhere)
-        target = target_of(part, train_ids, loss, self.chunks, team.line, placement.device)
-        rows = None if x is None else placement.rows(x)
         self._stage = Stage(
-            model,
+            self._model,
             span,
             self.chunks,
             self.history,
             placement,
-            x=rows,
-            target=target,
+            x=self._rows,
+            target=self._target,
             recompute=config.recompute,
             local=self.pieces.local,
         )
         self._messages = Messages(self.pieces, self.chunks, int(config.bits))
-        self._lane = Lane(self._stage, self._messages, team.line, trace)
-        self._is_exact = config.exact_layers or len(self.chunks) == 1
-        self._gathered: dict[str, Tensor] = {}
-        self._optimizer: torch.optim.Optimizer | None = None
-        self.is_stop_agreed = False
+        self._lane = Lane(self._stage, self._messages, line, self._trace)
         self.notes = [_note(self.chunks, self.bounds, self._is_exact)]
+
+    def _layer_costs(self, graph: SharedGraph) -> list[float]:
+        """By which stages are balanced; where they are measured, rank 0 does it."""
+        counted = self.pieces.costs(graph.num_features, graph.num_nodes, graph.num_edges)
+        is_wished = is_measured(
+            self._config.layer_costs,
+            counted,
+            len(self.chunks),
+            cut_matters=cut_matters(self.pieces, int(self._config.bits)),
+        )
+        if not is_wished or self._layout.num_stages == 1:
+            return counted
+        found = torch.zeros(len(counted), dtype=torch.float64)
+        if self._line.rank == 0:
+            costs = measured_costs(self._model, self.pieces, graph.num_features, self.chunks, self._placement)
+            found = torch.tensor(costs, dtype=torch.float64)
+        return self._line.broadcast(found.to(self._line.device), kind="sizes").tolist()
 
     def _shared_owner(self, block: Block, config: Config) -> Tensor:
         """The chunk of each node; rank 0 chooses."""
@@ -318,9 +349,11 @@ class _PipelineStep:
             return
         is_same = (
             mine
-            and mine["bounds"].tolist() == list(self.bounds)
+            and mine["bounds"].numel() == len(self.bounds)
             and mine["chunks"].tolist() == self.chunks.sizes
         )
+        if is_same and mine["bounds"].tolist() != list(self.bounds):
+            self._lay_out(mine["bounds"].tolist())  # costs are measured anew, and may differ
         if not is_same:
             raise CheckpointError(
                 "the run was saved with other stages or chunks, and ranks keep rows of them from epoch to epoch: go on with "
@@ -328,26 +361,6 @@ class _PipelineStep:
             )
         if "made" in mine:
             self.history.restore(mine)
-
-
-def _divided(pieces: Pieces, model: nn.Module, graph: SharedGraph, config: Config) -> Pieces:
-    """With what every stage makes for itself, if that is wished or cheaper."""
-    if not pieces.begun:
-        return pieces
-    specs = [pieces.states[0][name] for name in pieces.begun]
-    names = frozenset().union(*pieces.begun.values())
-    weights = [p for name, p in model.named_parameters() if name in names]
-    sharing = Sharing(
-        graph.num_nodes,
-        graph.num_features,
-        sum(math.prod(shape) for shape, _ in specs),
-        sum(row_bytes(math.prod(shape), int(config.bits), dtype.itemsize) for shape, dtype in specs),
-        sum(p.numel() for p in weights),
-        max((p.element_size() for p in weights), default=4),
-    )
-    return (
-        replace(pieces, local=frozenset(pieces.begun)) if makes_anew(config.shared_rows, sharing) else pieces
-    )
 
 
 def _note(chunks: Chunks, bounds: Sequence[int], is_exact: bool) -> str:

@@ -14,11 +14,16 @@ sides grow alike with the stages, so the choice does not depend on their number.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
+
+from torch import nn
 
 from polyhop.errors import ConfigError, unknown
+from polyhop.strategies.pipeline_messages import row_bytes
+from polyhop.strategies.pipeline_pieces import Pieces
 
-__all__ = ["MACS_PER_BYTE", "SHARED_ROWS", "Sharing", "makes_anew"]
+__all__ = ["MACS_PER_BYTE", "SHARED_ROWS", "Sharing", "divided", "makes_anew"]
 
 SHARED_ROWS = ("auto", "send", "recompute")
 """What is to be done."""
@@ -59,3 +64,23 @@ def makes_anew(wish: str, sharing: Sharing) -> bool:
         return wish == "recompute"
     saved = sharing.saved_bytes
     return saved >= _LEAST_BYTES and sharing.products <= MACS_PER_BYTE * saved
+
+
+def divided(
+    pieces: Pieces, model: nn.Module, num_nodes: int, num_features: int, wish: str, bits: int
+) -> Pieces:
+    """The same with what every stage makes for itself, if that is wished or cheaper."""
+    if not pieces.begun:
+        return pieces
+    specs = [pieces.states[0][name] for name in pieces.begun]
+    names = frozenset().union(*pieces.begun.values())
+    weights = [p for name, p in model.named_parameters() if name in names]
+    sharing = Sharing(
+        num_nodes,
+        num_features,
+        sum(math.prod(shape) for shape, _ in specs),
+        sum(row_bytes(math.prod(shape), bits, dtype.itemsize) for shape, dtype in specs),
+        sum(p.numel() for p in weights),
+        max((p.element_size() for p in weights), default=4),
+    )
+    return replace(pieces, local=frozenset(pieces.begun)) if makes_anew(wish, sharing) else pieces

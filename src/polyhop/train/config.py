@@ -23,6 +23,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "feature_store": ("auto", "memory", "mapped", "disk"),
     "halo": ("exact", "stale", "sampled", "skipping", "sequential"),
     "chunk_order": ("shuffled", "paired", "fixed"),
+    "layer_costs": ("auto", "counted", "measured"),
     "shared_rows": ("auto", "send", "recompute"),
     "progress": ("auto", "rich", "plain", "json", "none"),
 }
@@ -40,7 +41,7 @@ _FREE_ON_RESUME = {
         "per_minibatch_rpc",
         "delta",
     ),
-    *("feature_store", "overlap", "recompute", "split_groups"),
+    *("feature_store", "overlap", "recompute", "split_groups", "layer_costs"),
 }
 _ENDING_SCHEDULES = ("cosine", "linear")  # their course depends on max_epochs
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -127,6 +128,9 @@ class Config:
     chunk_order: str = "shuffled"  # of an epoch: shuffled | paired (each drawn order and its reverse) | fixed
     history_period: int = 1  # epochs between refreshes of what chunks read of those after them
     history_gamma: float = 1.0  # factor of gradients between chunks: 1 | 2
+    layer_costs: str = (
+        "auto"  # by which stages of strategy "pipeline" are balanced: counted | measured | auto
+    )
     shared_rows: str = (
         "auto"  # what a model gives to all layers (GCNII's h0), in strategy "pipeline": send | recompute
     )
