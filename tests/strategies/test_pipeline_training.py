@@ -120,8 +120,8 @@ def test_one_process_is_told_to_use_ranks(make_graph: MakeGraph) -> None:
     graph = make_graph(60)
     with pytest.raises(ConfigError, match="runs on ranks"):
         trainer("pipeline").fit(model_of(graph), graph)
-    with pytest.raises(UnsupportedError, match="bits=8"):
-        over_stages(graph, 2, bits=8)
+    with pytest.raises(UnsupportedError, match="bits=delta"):
+        over_stages(graph, 2, bits="delta")
     with pytest.raises(ConfigError, match="history_gamma"):
         trainer("pipeline", history_gamma=1.5)
 

@@ -189,8 +189,8 @@ def command(
     bits: Annotated[
         str,
         typer.Option(
-            help="Of a value that crosses between layers in strategy halo: 1 | 2 | 4 | 8 | 16 | 32 | adaptive | delta (2 "
-            "bits of what a row has moved; for models without dropout) | random.",
+            help="Of a value that crosses between layers in strategies halo and pipeline: 1 | 2 | 4 | 8 | 16 | 32; in halo "
+            "also adaptive | delta (2 bits of what a row has moved; for models without dropout) | random.",
             rich_help_panel="Ranks",
         ),
     ] = "32",
@@ -239,7 +239,7 @@ def command(
         bool,
         typer.Option(
             "--recompute",
-            help="Compute layers of strategy halo again in the backward pass: less memory, same weights.",
+            help="Compute layers of strategies halo and pipeline again in the backward pass: less memory, same weights.",
             rich_help_panel="Ranks",
         ),
     ] = False,
@@ -264,6 +264,20 @@ def command(
     history_gamma: Annotated[
         float, typer.Option(help="Factor of gradients between chunks: 1 | 2.", rich_help_panel="Ranks")
     ] = 1.0,
+    layer_costs: Annotated[
+        str,
+        typer.Option(
+            help="By which stages of strategy pipeline are balanced: counted | measured at the start | auto.",
+            rich_help_panel="Ranks",
+        ),
+    ] = "auto",
+    shared_rows: Annotated[
+        str,
+        typer.Option(
+            help="What a model gives to all layers (GCNII's h0), in strategy pipeline: send | recompute | auto.",
+            rich_help_panel="Ranks",
+        ),
+    ] = "auto",
     exact_layers: Annotated[
         bool,
         typer.Option(
@@ -409,6 +423,8 @@ def command(
         "chunks": chunks,
         "chunk_order": chunk_order,
         "history_period": history_period,
+        "layer_costs": layer_costs,
+        "shared_rows": shared_rows,
         "history_gamma": history_gamma,
         "exact_layers": exact_layers,
         "memory": memory,

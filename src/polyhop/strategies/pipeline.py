@@ -18,7 +18,8 @@ Weights move only when somebody asks for the whole model: evaluation, checkpoint
 
 Bytes a step between ranks s and s + 1 (n nodes, C_s columns of the rows and of what is carried along, b bytes a value):
 
-    hidden     b n C_s each way, whatever the depth and the chunks
+    hidden     b n C_s each way, whatever the depth and the chunks; with ``bits`` below 32 ceil(C_s bits / 8) n, and up to
+               8 bits 4 n more (of each thing carried)
     gradients  3 values to every rank: loss, wish to stop, squared norm; and weights that several stages use
 
 Legend: S stages, K chunks, L layers.
@@ -49,8 +50,11 @@ from polyhop.strategies.pipeline_cost import Boundary, Facts, account, estimate
 from polyhop.strategies.pipeline_history import History, Meter
 from polyhop.strategies.pipeline_inputs import input_rows, target_of
 from polyhop.strategies.pipeline_lane import Lane
+from polyhop.strategies.pipeline_messages import WIDTHS, Messages
 from polyhop.strategies.pipeline_pieces import Pieces, quiet
+from polyhop.strategies.pipeline_profile import cut_matters, is_measured, measured_costs
 from polyhop.strategies.pipeline_schedule import Layout, Schedule, chunk_order, fill_drain, layer_by_layer
+from polyhop.strategies.pipeline_shared import divided
 from polyhop.strategies.pipeline_stage import Stage
 from polyhop.strategies.pipeline_weights import StageWeights
 from polyhop.strategies.step import Loss, Placement, Step, Team, WholeGraph
@@ -73,8 +77,10 @@ class Config:
     history_period: int = 1  # epochs between refreshes of the history
     history_gamma: float = 1.0  # factor of gradients between chunks
     exact_layers: bool = False  # layer by layer over all chunks: no history
-    bits: int | str = 32  # must be 32: rows cross between stages as they are
-    recompute: bool = False  # must be False
+    bits: int | str = 32  # of a value between stages: 1 | 2 | 4 | 8 | 16 | 32
+    recompute: bool = False  # layers again in the backward pass, for memory
+    layer_costs: str = "auto"  # by which stages are balanced: counted | measured | auto
+    shared_rows: str = "auto"  # what begin gives to all layers: send | recompute (on every stage) | auto
     seed: int = 0
 
 
@@ -110,10 +116,10 @@ def build(
             f"strategy {NAME!r} trains on the full graph, and num_neighbors={list(config.num_neighbors)} asks for "
             "mini-batches: leave it out (--fanout), or use strategy 'data' or 'macro'"
         )
-    if str(config.bits) != "32" or config.recompute:
+    if str(config.bits) not in map(str, WIDTHS):
         raise UnsupportedError(
-            f"strategy {NAME!r} sends rows as they are and keeps what the backward pass needs: bits={config.bits} and "
-            f"recompute={config.recompute} are for strategy 'halo'"
+            f"strategy {NAME!r} sends every value in as many bits: one of {', '.join(map(str, WIDTHS))}, and "
+            f"bits={config.bits} is for strategy 'halo'"
         )
     if team.line.num_ranks > getattr(model, "num_layers", team.line.num_ranks):
         raise ConfigError(
@@ -160,34 +166,73 @@ class _PipelineStep:
         self._layout = Layout(team.line.num_ranks)
         block, new_ids = gather_block(part, team.line)
         self.chunks = cut_chunks(block, self._shared_owner(block, config))
-        self.pieces = Pieces.of(model, graph.num_features, placement.context)
-        costs = self.pieces.costs(graph.num_features, graph.num_nodes, graph.num_edges)
-        crossing = [float(self.pieces.columns(layer)) for layer in range(model.num_layers)]
-        self.bounds = balance(costs, self._layout.num_stages, crossing)
-        first, stop = span = self.bounds[team.line.rank], self.bounds[team.line.rank + 1]
-        self.weights = StageWeights(model, self.pieces, self.bounds, team.line)
-        tables = {layer: self.pieces.states[layer]["h"] for layer in range(max(first, 1), stop)}
-        self.history = History(
-            self.chunks, tables, config.history_period, config.history_gamma, placement.device
-        )
-        x = input_rows(part, team.line, _fetch(graph, config), new_ids[self.chunks.ids])
-        target = target_of(part, train_ids, loss, self.chunks, team.line, placement.device)
-        rows = None if x is None else placement.rows(x)
-        self._stage = Stage(
+        self.pieces = divided(
+            Pieces.of(model, graph.num_features, placement.context),
             model,
-            span,
-            self.chunks,
-            self.history,
-            placement,
-            x=rows,
-            target=target,
+            graph.num_nodes,
+            graph.num_features,
+            config.shared_rows,
+            int(config.bits),
         )
-        self._lane = Lane(self._stage, self.pieces, self.bounds, team.line, trace)
+        costs = self._layer_costs(graph)
+        crossing = [float(self.pieces.columns(layer)) for layer in range(model.num_layers)]
+        order, everywhere = new_ids[self.chunks.ids], bool(self.pieces.local)
+        x = input_rows(part, team.line, _fetch(graph, config), order, everywhere=everywhere)
+        self._rows = None if x is None else placement.rows(x)
+        self._target = target_of(part, train_ids, loss, self.chunks, team.line, placement.device)
+        self._trace = trace
         self._is_exact = config.exact_layers or len(self.chunks) == 1
         self._gathered: dict[str, Tensor] = {}
         self._optimizer: torch.optim.Optimizer | None = None
         self.is_stop_agreed = False
+        self._lay_out(balance(costs, self._layout.num_stages, crossing))
+
+    def _lay_out(self, bounds: Sequence[int]) -> None:
+        """Stages of these layers, with nothing in their tables."""
+        config, line, placement = self._config, self._line, self._placement
+        self.bounds = tuple(bounds)
+        first, stop = span = self.bounds[line.rank], self.bounds[line.rank + 1]
+        self.weights = StageWeights(self._model, self.pieces, self.bounds, line)
+        tables = {layer: self.pieces.states[layer]["h"] for layer in range(max(first, 1), stop)}
+        self.history = History(
+            self.chunks,
+            tables,
+            config.history_period,
+            config.history_gamma,
+            placement.device,
+            replays=config.recompute and not config.exact_layers,
+        )
+        self._stage = Stage(
+            self._model,
+            span,
+            self.chunks,
+            self.history,
+            placement,
+            x=self._rows,
+            target=self._target,
+            recompute=config.recompute,
+            local=self.pieces.local,
+        )
+        self._messages = Messages(self.pieces, self.chunks, int(config.bits))
+        self._lane = Lane(self._stage, self._messages, line, self._trace)
         self.notes = [_note(self.chunks, self.bounds, self._is_exact)]
+
+    def _layer_costs(self, graph: SharedGraph) -> list[float]:
+        """By which stages are balanced; where they are measured, rank 0 does it."""
+        counted = self.pieces.costs(graph.num_features, graph.num_nodes, graph.num_edges)
+        is_wished = is_measured(
+            self._config.layer_costs,
+            counted,
+            len(self.chunks),
+            cut_matters=cut_matters(self.pieces, int(self._config.bits)),
+        )
+        if not is_wished or self._layout.num_stages == 1:
+            return counted
+        found = torch.zeros(len(counted), dtype=torch.float64)
+        if self._line.rank == 0:
+            costs = measured_costs(self._model, self.pieces, graph.num_features, self.chunks, self._placement)
+            found = torch.tensor(costs, dtype=torch.float64)
+        return self._line.broadcast(found.to(self._line.device), kind="sizes").tolist()
 
     def _shared_owner(self, block: Block, config: Config) -> Tensor:
         """The chunk of each node; rank 0 chooses."""
@@ -211,10 +256,7 @@ class _PipelineStep:
     @property
     def boundaries(self) -> list[Boundary]:
         """What crosses between stages."""
-        return [
-            Boundary(self.pieces.columns(layer), self.pieces.value_dtype(layer).itemsize)
-            for layer in self.bounds[1:-1]
-        ]
+        return [self._messages.boundary(layer) for layer in self.bounds[1:-1]]
 
     def facts(self) -> Facts:
         """From which what ranks send is estimated."""
@@ -244,6 +286,7 @@ class _PipelineStep:
             key.epoch, None if self._config.exact_layers else [c for c in order if c is not None]
         )
         self._stage.begin(key)
+        self._messages.begin(key)
         # Virtual ranks on one device share torch's backward thread.
         with torch.autograd.set_multithreading_enabled(False):
             self._lane.run(schedule.lanes[self._line.rank])
@@ -259,6 +302,7 @@ class _PipelineStep:
         with torch.no_grad(), quiet(self._model):
             self.history.begin(epoch, None)
             self._stage.begin(None, is_sweep=True)
+            self._messages.begin(None)
             self._lane.run(forward)
             self._stage.end()
         self.history.fill(epoch)
@@ -305,9 +349,11 @@ class _PipelineStep:
             return
         is_same = (
             mine
-            and mine["bounds"].tolist() == list(self.bounds)
+            and mine["bounds"].numel() == len(self.bounds)
             and mine["chunks"].tolist() == self.chunks.sizes
         )
+        if is_same and mine["bounds"].tolist() != list(self.bounds):
+            self._lay_out(mine["bounds"].tolist())  # costs are measured anew, and may differ
         if not is_same:
             raise CheckpointError(
                 "the run was saved with other stages or chunks, and ranks keep rows of them from epoch to epoch: go on with "

@@ -12,7 +12,8 @@ Legend: N rows, F columns, K chunks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -20,11 +21,9 @@ from torch import Tensor
 
 from polyhop.kernels import scatter_add_rows
 from polyhop.strategies.pipeline_chunks import Chunk, Chunks
+from polyhop.strategies.pipeline_past import Past, Spec
 
 __all__ = ["History", "Meter", "Spec"]
-
-Spec = tuple[tuple[int, ...], torch.dtype]
-"""Shape of one row, and its dtype."""
 
 
 @dataclass
@@ -49,10 +48,20 @@ class Meter:
 
 
 class History:
-    """Tables of one stage. ``layers``: of each layer whose input it keeps, what a row of it is."""
+    """Tables of one stage. ``layers``: of each layer whose input it keeps, what a row of it is.
+
+    ``replays``: what a chunk read can be read again after chunks behind it have overwritten it (see ``replayed``).
+    """
 
     def __init__(
-        self, chunks: Chunks, layers: dict[int, Spec], period: int, gamma: float, device: torch.device
+        self,
+        chunks: Chunks,
+        layers: dict[int, Spec],
+        period: int,
+        gamma: float,
+        device: torch.device,
+        *,
+        replays: bool = False,
     ) -> None:
         self.chunks, self.period, self.gamma = chunks, period, gamma
         self.layers = sorted(layers)
@@ -67,6 +76,8 @@ class History:
         self.rows = tables()
         self.kept = tables() if period > 1 else {}  # what the history is, while rows are overwritten
         self.grads = tables()
+        self.past = Past(chunks, layers, device) if replays and period == 1 else None
+        self.is_replayed = False
         self.made = torch.full((num_chunks,), -1)  # epoch of each chunk's rows in the tables
         self.made_kept = self.made.clone()
         self.is_filled = False
@@ -107,11 +118,24 @@ class History:
             kept.copy_(self.rows[layer])
         self.made_kept.copy_(self.made)
 
+    @contextmanager
+    def replayed(self) -> Iterator[None]:
+        """Inside, chunks read what they have read before in this epoch, and what they write is there already."""
+        self.is_replayed = True
+        try:
+            yield
+        finally:
+            self.is_replayed = False
+
     def write(self, layer: int, chunk: int, rows: Tensor) -> None:
         """A chunk's rows [n, ...] of this epoch."""
+        if self.is_replayed:
+            return
         table, at = self.rows[layer], self.chunks[chunk].rows
         if self._place:
             self._measure(chunk, table[at], rows)
+            if self.past is not None:
+                self.past.keep(layer, chunk, table[at])
         table[at] = rows
 
     def _measure(self, chunk: int, old: Tensor, new: Tensor) -> None:
@@ -126,8 +150,14 @@ class History:
     def read(self, layer: int, chunk: int) -> Tensor:
         """[o, ...]: rows of other chunks, as they are now."""
         at = self.chunks[chunk]
-        self._count(chunk)
-        return self.rows[layer].index_select(0, at.others)
+        found = self.rows[layer].index_select(0, at.others)
+        if not self.is_replayed:
+            self._count(chunk)
+        elif self._place:
+            late = (~self._is_current(at, chunk)).nonzero().view(-1)
+            rows = at.others[late]
+            found[late] = self.kept[layer][rows] if self.past is None else self.past.read(layer, rows)
+        return found
 
     def _count(self, chunk: int) -> None:
         for other, count in enumerate(self._reads[chunk].tolist()):
@@ -176,7 +206,8 @@ class History:
     @property
     def num_bytes(self) -> int:
         """Of all tables."""
-        tables = [*self.rows.values(), *self.kept.values(), *self.grads.values()]
+        past = [] if self.past is None else self.past.rows.values()
+        tables = [*self.rows.values(), *self.kept.values(), *self.grads.values(), *past]
         return sum(table.numel() * table.element_size() for table in tables)
 
 

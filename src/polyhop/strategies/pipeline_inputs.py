@@ -1,4 +1,6 @@
-"""What enters a pipeline at its two ends: all input rows at the first stage, labels of all train nodes at the last."""
+"""What enters a pipeline at its two ends: all input rows at the first stage (at all, where they make something of them),
+labels of all train nodes at the last.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,23 @@ from polyhop.strategies.step import Loss
 __all__ = ["input_rows", "target_of"]
 
 
-def input_rows(part: Part, line: Collective, fetch: RowFetch, order: Tensor) -> Tensor | SparseRows | None:
-    """On rank 0 the features of all nodes, in an order (int64 [N], new ids). All ranks call it together and give theirs."""
-    is_first = line.rank == 0
-    wanted = torch.arange(part.num_nodes, int(part.bounds[-1])) if is_first else order[:0]
-    fetched = fetch.fetch(line, wanted).x
-    if not is_first:
+def input_rows(
+    part: Part, line: Collective, fetch: RowFetch, order: Tensor, *, everywhere: bool = False
+) -> Tensor | SparseRows | None:
+    """On rank 0 (or ``everywhere``) the features of all nodes, in an order (int64 [N], new ids). All ranks call it together
+    and give theirs.
+    """
+    is_wanted = everywhere or line.rank == 0
+    start, stop, end = (int(part.bounds[at]) for at in (line.rank, line.rank + 1, -1))
+    rest = torch.cat([torch.arange(start), torch.arange(stop, end)])
+    fetched = fetch.fetch(line, rest if is_wanted else rest[:0]).x
+    if not is_wanted:
         return None
-    own = fetch.own(torch.arange(part.num_nodes))  # rank 0 has part 0, whose nodes come first
+    own = fetch.own(torch.arange(part.num_nodes))
+    at = torch.empty(end, dtype=torch.int64)  # own rows first, then the others
+    at[start:stop] = torch.arange(stop - start)
+    at[rest] = torch.arange(stop - start, end)
+    order = at[order]
     if isinstance(own, Tensor) and isinstance(fetched, Tensor):
         return torch.cat([own, fetched]).index_select(0, order)
     assert isinstance(own, SparseRows)

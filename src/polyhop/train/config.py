@@ -23,6 +23,8 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "feature_store": ("auto", "memory", "mapped", "disk"),
     "halo": ("exact", "stale", "sampled", "skipping", "sequential"),
     "chunk_order": ("shuffled", "paired", "fixed"),
+    "layer_costs": ("auto", "counted", "measured"),
+    "shared_rows": ("auto", "send", "recompute"),
     "progress": ("auto", "rich", "plain", "json", "none"),
 }
 _BITS = ("1", "2", "4", "8", "16", "32", "adaptive", "delta", "random")
@@ -40,7 +42,7 @@ _FREE_ON_RESUME = {
         "per_minibatch_rpc",
         "delta",
     ),
-    *("feature_store", "overlap", "recompute", "split_groups"),
+    *("feature_store", "overlap", "recompute", "split_groups", "layer_costs"),
 }
 _ENDING_SCHEDULES = ("cosine", "linear")  # their course depends on max_epochs
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -125,11 +127,17 @@ class Config:
     )
     halo_sums: bool = True  # sums of rows cross where that makes fewer messages than the rows
     overlap: bool = True  # strategy "halo" computes while rows are on their way
-    recompute: bool = False  # strategy "halo" computes layers again in the backward pass, for memory
+    recompute: bool = False  # "halo" and "pipeline" compute layers again in the backward pass, for memory
     chunks: int | None = None  # pieces of the graph in strategy "pipeline"; None = 4 for each stage
     chunk_order: str = "shuffled"  # of an epoch: shuffled | paired (each drawn order and its reverse) | fixed
     history_period: int = 1  # epochs between refreshes of what chunks read of those after them
     history_gamma: float = 1.0  # factor of gradients between chunks: 1 | 2
+    layer_costs: str = (
+        "auto"  # by which stages of strategy "pipeline" are balanced: counted | measured | auto
+    )
+    shared_rows: str = (
+        "auto"  # what a model gives to all layers (GCNII's h0), in strategy "pipeline": send | recompute
+    )
     exact_layers: bool = False  # all chunks through a layer before any goes on: no history, stages wait
     seed: int = 0
     device: str = "auto"
