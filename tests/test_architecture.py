@@ -112,6 +112,7 @@ GROUND = {
         "pipeline_lane",
         "pipeline_pieces",
         "pipeline_schedule",
+        "pipeline_shape",
         "pipeline_simulate",
         "pipeline_stage",
         "pipeline_weights",
