@@ -257,6 +257,28 @@ def command(
     history_gamma: Annotated[
         float, typer.Option(help="Factor of gradients between chunks: 1 | 2.", rich_help_panel="Ranks")
     ] = 1.0,
+    history_gradients: Annotated[
+        bool,
+        typer.Option(
+            "--history-gradients",
+            help="Where the order of chunks cuts gradients off, add those of the epoch before.",
+            rich_help_panel="Ranks",
+        ),
+    ] = False,
+    history_sweeps: Annotated[
+        int,
+        typer.Option(
+            help="Forward passes before an epoch of strategy pipeline: each makes one more layer of history exact.",
+            rich_help_panel="Ranks",
+        ),
+    ] = 0,
+    history_bound: Annotated[
+        float | None,
+        typer.Option(
+            help="Relative error of history above which more chunks go through a layer together [default: none].",
+            rich_help_panel="Ranks",
+        ),
+    ] = None,
     exact_layers: Annotated[
         bool,
         typer.Option(
@@ -402,6 +424,9 @@ def command(
         "chunk_order": chunk_order,
         "history_period": history_period,
         "history_gamma": history_gamma,
+        "history_gradients": history_gradients,
+        "history_sweeps": history_sweeps,
+        "history_bound": history_bound,
         "exact_layers": exact_layers,
         "memory": memory,
     }

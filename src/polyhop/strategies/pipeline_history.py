@@ -20,6 +20,7 @@ from torch import Tensor
 
 from polyhop.kernels import scatter_add_rows
 from polyhop.strategies.pipeline_chunks import Chunk, Chunks
+from polyhop.strategies.pipeline_past import PastGradients
 
 __all__ = ["History", "Meter", "Spec"]
 
@@ -52,7 +53,14 @@ class History:
     """Tables of one stage. ``layers``: of each layer whose input it keeps, what a row of it is."""
 
     def __init__(
-        self, chunks: Chunks, layers: dict[int, Spec], period: int, gamma: float, device: torch.device
+        self,
+        chunks: Chunks,
+        layers: dict[int, Spec],
+        period: int,
+        gamma: float,
+        device: torch.device,
+        *,
+        compensates: bool = False,
     ) -> None:
         self.chunks, self.period, self.gamma = chunks, period, gamma
         self.layers = sorted(layers)
@@ -67,6 +75,7 @@ class History:
         self.rows = tables()
         self.kept = tables() if period > 1 else {}  # what the history is, while rows are overwritten
         self.grads = tables()
+        self.past = PastGradients(chunks, layers, device) if compensates else None
         self.made = torch.full((num_chunks,), -1)  # epoch of each chunk's rows in the tables
         self.made_kept = self.made.clone()
         self.is_filled = False
@@ -81,20 +90,29 @@ class History:
         self.is_filled = True
         self._keep()
 
-    def begin(self, epoch: int, order: Sequence[int] | None) -> None:
-        """An epoch begins; ``order`` None: a chunk reads others only once all have their rows of this step."""
+    def freshen(self, epoch: int) -> None:
+        """The tables were swept once more before an epoch, with its weights."""
+        self.made.fill_(epoch)
+
+    def begin(self, epoch: int, order: Sequence[int] | None, together: int = 1) -> None:
+        """An epoch begins; ``order`` None: a chunk reads others only once all have their rows of this step.
+
+        ``together``: so many chunks, one after another in the order, go through a layer before any goes on.
+        """
         self._epoch, self.meter = epoch, Meter()
         self._place = []
         if order is not None:
             self._place = [0] * len(order)
             for place, chunk in enumerate(order):
-                self._place[chunk] = place
+                self._place[chunk] = place // together
             for layer, kept in self.kept.items():
                 self.rows[layer].copy_(kept)
             if self.kept:
                 self.made.copy_(self.made_kept)
-        for grads in self.grads.values():
+        for layer, grads in self.grads.items():
             grads.zero_()
+            if self.past is not None and self._place:
+                self.past.begin(layer, grads, self._place)
 
     def end(self) -> None:
         """The epoch is done: all rows are of it."""
@@ -131,7 +149,7 @@ class History:
 
     def _count(self, chunk: int) -> None:
         for other, count in enumerate(self._reads[chunk].tolist()):
-            if count and (not self._place or self._place[other] < self._place[chunk]):
+            if count and (not self._place or self._place[other] <= self._place[chunk]):
                 self.meter.current_rows += count
             elif count:
                 age = self._epoch - int(self.made[other])
@@ -144,12 +162,14 @@ class History:
         if not self._place:
             _add(self.grads[layer], at.others, grads)
             return
+        if self.past is not None:
+            self.past.keep(layer, chunk, grads)
         is_current = self._is_current(at, chunk)
         _add(self.grads[layer], at.others[is_current], grads[is_current] * self.gamma)
 
     def _is_current(self, at: Chunk, chunk: int) -> Tensor:
         place = torch.tensor(self._place, device=at.other_chunks.device)
-        return place[at.other_chunks] < self._place[chunk]
+        return place[at.other_chunks] <= self._place[chunk]
 
     def pulled(self, layer: int, chunk: int) -> Tensor:
         """[n, ...]: what chunks that went backward have added to a chunk's rows."""
@@ -161,7 +181,8 @@ class History:
             return {}
         tables = self.kept or self.rows
         made = self.made_kept if self.kept else self.made
-        return {"made": made.clone()} | {f"rows{layer}": table for layer, table in tables.items()}
+        given = {} if self.past is None else self.past.state()
+        return {"made": made.clone()} | {f"rows{layer}": table for layer, table in tables.items()} | given
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Put back what ``state`` gave."""
@@ -171,13 +192,16 @@ class History:
             self.rows[layer].copy_(tensors[f"rows{layer}"])
             if self.kept:
                 self.kept[layer].copy_(self.rows[layer])
+        if self.past is not None:
+            self.past.restore(tensors)
         self.is_filled = True
 
     @property
     def num_bytes(self) -> int:
         """Of all tables."""
         tables = [*self.rows.values(), *self.kept.values(), *self.grads.values()]
-        return sum(table.numel() * table.element_size() for table in tables)
+        given = 0 if self.past is None else self.past.num_bytes
+        return given + sum(table.numel() * table.element_size() for table in tables)
 
 
 def _add(table: Tensor, at: Tensor, rows: Tensor) -> None:
