@@ -278,6 +278,28 @@ def command(
             rich_help_panel="Ranks",
         ),
     ] = "auto",
+    history_gradients: Annotated[
+        bool,
+        typer.Option(
+            "--history-gradients",
+            help="Where the order of chunks cuts gradients off, add those of the epoch before.",
+            rich_help_panel="Ranks",
+        ),
+    ] = False,
+    history_sweeps: Annotated[
+        int,
+        typer.Option(
+            help="Forward passes before an epoch of strategy pipeline: each makes one more layer of history exact.",
+            rich_help_panel="Ranks",
+        ),
+    ] = 0,
+    history_bound: Annotated[
+        float | None,
+        typer.Option(
+            help="Relative error of history above which more chunks go through a layer together [default: none].",
+            rich_help_panel="Ranks",
+        ),
+    ] = None,
     exact_layers: Annotated[
         bool,
         typer.Option(
@@ -426,6 +448,9 @@ def command(
         "layer_costs": layer_costs,
         "shared_rows": shared_rows,
         "history_gamma": history_gamma,
+        "history_gradients": history_gradients,
+        "history_sweeps": history_sweeps,
+        "history_bound": history_bound,
         "exact_layers": exact_layers,
         "memory": memory,
     }

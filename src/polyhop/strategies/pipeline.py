@@ -47,13 +47,21 @@ from polyhop.strategies.pipeline_balance import balance
 from polyhop.strategies.pipeline_check import check
 from polyhop.strategies.pipeline_chunks import Chunks, choose_chunks, cut_chunks, gather_block
 from polyhop.strategies.pipeline_cost import Boundary, Facts, account, estimate
+from polyhop.strategies.pipeline_fallback import Fallback
 from polyhop.strategies.pipeline_history import History, Meter
 from polyhop.strategies.pipeline_inputs import input_rows, target_of
 from polyhop.strategies.pipeline_lane import Lane
 from polyhop.strategies.pipeline_messages import WIDTHS, Messages
 from polyhop.strategies.pipeline_pieces import Pieces, quiet
 from polyhop.strategies.pipeline_profile import cut_matters, is_measured, measured_costs
-from polyhop.strategies.pipeline_schedule import Layout, Schedule, chunk_order, fill_drain, layer_by_layer
+from polyhop.strategies.pipeline_schedule import (
+    Layout,
+    Schedule,
+    chunk_order,
+    fill_drain,
+    grouped,
+    layer_by_layer,
+)
 from polyhop.strategies.pipeline_shared import divided
 from polyhop.strategies.pipeline_stage import Stage
 from polyhop.strategies.pipeline_weights import StageWeights
@@ -76,6 +84,9 @@ class Config:
     chunk_order: str = "shuffled"  # of an epoch: shuffled | paired | fixed
     history_period: int = 1  # epochs between refreshes of the history
     history_gamma: float = 1.0  # factor of gradients between chunks
+    history_gradients: bool = False  # of the epoch before, where the order cuts off this one's
+    history_sweeps: int = 0  # forward passes before an epoch, for fresher history
+    history_bound: float | None = None  # relative error of history above which chunks go together
     exact_layers: bool = False  # layer by layer over all chunks: no history
     bits: int | str = 32  # of a value between stages: 1 | 2 | 4 | 8 | 16 | 32
     recompute: bool = False  # layers again in the backward pass, for memory
@@ -185,6 +196,7 @@ class _PipelineStep:
         self._gathered: dict[str, Tensor] = {}
         self._optimizer: torch.optim.Optimizer | None = None
         self.is_stop_agreed = False
+        self.fallback = Fallback(None if config.exact_layers else config.history_bound, len(self.chunks))
         self._lay_out(balance(costs, self._layout.num_stages, crossing))
 
     def _lay_out(self, bounds: Sequence[int]) -> None:
@@ -201,6 +213,7 @@ class _PipelineStep:
             config.history_gamma,
             placement.device,
             replays=config.recompute and not config.exact_layers,
+            compensates=config.history_gradients and not config.exact_layers,
         )
         self._stage = Stage(
             self._model,
@@ -247,8 +260,13 @@ class _PipelineStep:
     def schedule(self, epoch: int) -> Schedule:
         """What all ranks do in an epoch."""
         order = chunk_order(range(len(self.chunks)), self._config.seed, epoch, self._config.chunk_order)
-        make = layer_by_layer if self._config.exact_layers else fill_drain
-        made = make(self._layout, self.bounds, [order])
+        made = (
+            layer_by_layer(self._layout, self.bounds, [order])
+            if self._config.exact_layers
+            else fill_drain(self._layout, self.bounds, [order])
+            if self.fallback.together == 1
+            else grouped(self._layout, self.bounds, [order], self.fallback.together)
+        )
         if epoch == 0:
             check(made)
         return made
@@ -267,7 +285,14 @@ class _PipelineStep:
             self.boundaries,
             self._placement.dtype.itemsize,
             self.weights.num_shared,
+            self._num_sweeps,
         )
+
+    @property
+    def _num_sweeps(self) -> int:
+        """Before every epoch."""
+        is_exact = self._is_exact or self.fallback.together >= len(self.chunks)
+        return 0 if is_exact else self._config.history_sweeps
 
     @property
     def meter(self) -> Meter:
@@ -281,9 +306,11 @@ class _PipelineStep:
         if not self._is_exact and not self.history.is_filled:
             self._sweep(key.epoch)
         schedule = self.schedule(key.epoch)
-        order = [task.chunk for task in schedule.tasks(0, "forward")]
+        order = dict.fromkeys(c for task in schedule.tasks(0, "forward") if (c := task.chunk) is not None)
+        for _ in range(self._num_sweeps):
+            self._freshen(schedule, key)
         self.history.begin(
-            key.epoch, None if self._config.exact_layers else [c for c in order if c is not None]
+            key.epoch, None if self._config.exact_layers else list(order), self.fallback.together
         )
         self._stage.begin(key)
         self._messages.begin(key)
@@ -292,6 +319,8 @@ class _PipelineStep:
             self._lane.run(schedule.lanes[self._line.rank])
             loss = self._stage.end()
         self.history.end()
+        if told := self.fallback.look(key.epoch, self.meter, self._line):
+            self.notes.append(told)
         found, self.is_stop_agreed = self.weights.end(loss, self._team.asks_to_stop() or self.is_stop_agreed)
         return found
 
@@ -306,6 +335,17 @@ class _PipelineStep:
             self._lane.run(forward)
             self._stage.end()
         self.history.fill(epoch)
+
+    def _freshen(self, schedule: Schedule, key: Key) -> None:
+        """All rows go through the pipeline once, dropped as in this epoch: one more layer of history becomes exact."""
+        forward = [action for action in schedule.lanes[self._line.rank] if action.task.direction == "forward"]
+        with torch.no_grad():
+            self.history.begin(key.epoch, None)
+            self._stage.begin(key, is_sweep=True)
+            self._messages.begin(key)
+            self._lane.run(forward)
+            self._stage.end()
+        self.history.freshen(key.epoch)
 
     # What the loop and the trainer ask for
 
@@ -331,6 +371,7 @@ class _PipelineStep:
             if self._is_exact
             else {name: value.cpu().contiguous() for name, value in self.history.state().items()}
         )
+        own["together"] = torch.tensor(self.fallback.together)
         own["bounds"] = torch.tensor(self.bounds)
         own["chunks"] = torch.tensor(self.chunks.sizes)
         self._gathered = gather_tensors(own, self._line)
@@ -359,6 +400,7 @@ class _PipelineStep:
                 "the run was saved with other stages or chunks, and ranks keep rows of them from epoch to epoch: go on with "
                 "as many ranks, the same --chunks and the same parts, or start afresh"
             )
+        self.fallback.together = int(mine.get("together", torch.tensor(1)))
         if "made" in mine:
             self.history.restore(mine)
 

@@ -73,6 +73,7 @@ class Facts:
     boundaries: Sequence[Boundary]  # S - 1
     value_bytes: int = 4  # of a weight
     num_shared: int = 0  # values of weights that several stages use
+    num_sweeps: int = 0  # forward passes before an epoch
 
     def __post_init__(self) -> None:
         if len(self.boundaries) != self.layout.num_stages - 1:
@@ -99,9 +100,18 @@ def account(
     rank: int,
     value_bytes: int = 4,
     num_shared: int = 0,
+    num_sweeps: int = 0,
 ) -> Cost:
-    """What ``rank`` sends in a step of one way a stage. ``num_shared``: values of weights that several stages use."""
-    sizes = [num_bytes for _, _, num_bytes in _sent(schedule, rank, chunk_rows, boundaries) if num_bytes]
+    """What ``rank`` sends in a step of one way a stage. ``num_shared``: values of weights that several stages use.
+
+    ``num_sweeps``: forward passes before the epoch, for fresher history.
+    """
+    sizes = [
+        num_bytes
+        for _, direction, num_bytes in _sent(schedule, rank, chunk_rows, boundaries)
+        for _ in range(1 + (num_sweeps if direction == "forward" else 0))
+        if num_bytes
+    ]
     hidden = Cost({"hidden": sum(sizes)}, {"hidden": len(sizes)}) if sizes else Cost()
     return hidden + account_gradients(_summed(num_shared), value_bytes, schedule.layout.num_ranks, rank)
 
@@ -128,7 +138,7 @@ def estimate(facts: Facts, rank: int) -> Cost:
     stage = facts.layout.stage(rank)
     crossed: list[int] = []
     if stage < facts.layout.num_stages - 1:
-        crossed.append(facts.boundaries[stage].bytes("forward", facts.num_nodes))
+        crossed += (1 + facts.num_sweeps) * [facts.boundaries[stage].bytes("forward", facts.num_nodes)]
     if stage > 0:
         crossed.append(facts.boundaries[stage - 1].bytes("backward", facts.num_nodes))
     messages = len(crossed) * min(facts.num_chunks, facts.num_nodes)

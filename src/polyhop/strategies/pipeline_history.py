@@ -21,6 +21,7 @@ from torch import Tensor
 
 from polyhop.kernels import scatter_add_rows
 from polyhop.strategies.pipeline_chunks import Chunk, Chunks
+from polyhop.strategies.pipeline_given import PastGradients
 from polyhop.strategies.pipeline_past import Past, Spec
 
 __all__ = ["History", "Meter", "Spec"]
@@ -62,6 +63,7 @@ class History:
         device: torch.device,
         *,
         replays: bool = False,
+        compensates: bool = False,
     ) -> None:
         self.chunks, self.period, self.gamma = chunks, period, gamma
         self.layers = sorted(layers)
@@ -78,6 +80,7 @@ class History:
         self.grads = tables()
         self.past = Past(chunks, layers, device) if replays and period == 1 else None
         self.is_replayed = False
+        self.given = PastGradients(chunks, layers, device) if compensates else None
         self.made = torch.full((num_chunks,), -1)  # epoch of each chunk's rows in the tables
         self.made_kept = self.made.clone()
         self.is_filled = False
@@ -92,20 +95,29 @@ class History:
         self.is_filled = True
         self._keep()
 
-    def begin(self, epoch: int, order: Sequence[int] | None) -> None:
-        """An epoch begins; ``order`` None: a chunk reads others only once all have their rows of this step."""
+    def freshen(self, epoch: int) -> None:
+        """The tables were swept once more before an epoch, with its weights."""
+        self.made.fill_(epoch)
+
+    def begin(self, epoch: int, order: Sequence[int] | None, together: int = 1) -> None:
+        """An epoch begins; ``order`` None: a chunk reads others only once all have their rows of this step.
+
+        ``together``: so many chunks, one after another in the order, go through a layer before any goes on.
+        """
         self._epoch, self.meter = epoch, Meter()
         self._place = []
         if order is not None:
             self._place = [0] * len(order)
             for place, chunk in enumerate(order):
-                self._place[chunk] = place
+                self._place[chunk] = place // together
             for layer, kept in self.kept.items():
                 self.rows[layer].copy_(kept)
             if self.kept:
                 self.made.copy_(self.made_kept)
-        for grads in self.grads.values():
+        for layer, grads in self.grads.items():
             grads.zero_()
+            if self.given is not None and self._place:
+                self.given.begin(layer, grads, self._place)
 
     def end(self) -> None:
         """The epoch is done: all rows are of it."""
@@ -161,7 +173,7 @@ class History:
 
     def _count(self, chunk: int) -> None:
         for other, count in enumerate(self._reads[chunk].tolist()):
-            if count and (not self._place or self._place[other] < self._place[chunk]):
+            if count and (not self._place or self._place[other] <= self._place[chunk]):
                 self.meter.current_rows += count
             elif count:
                 age = self._epoch - int(self.made[other])
@@ -174,12 +186,14 @@ class History:
         if not self._place:
             _add(self.grads[layer], at.others, grads)
             return
+        if self.given is not None:
+            self.given.keep(layer, chunk, grads)
         is_current = self._is_current(at, chunk)
         _add(self.grads[layer], at.others[is_current], grads[is_current] * self.gamma)
 
     def _is_current(self, at: Chunk, chunk: int) -> Tensor:
         place = torch.tensor(self._place, device=at.other_chunks.device)
-        return place[at.other_chunks] < self._place[chunk]
+        return place[at.other_chunks] <= self._place[chunk]
 
     def pulled(self, layer: int, chunk: int) -> Tensor:
         """[n, ...]: what chunks that went backward have added to a chunk's rows."""
@@ -191,7 +205,8 @@ class History:
             return {}
         tables = self.kept or self.rows
         made = self.made_kept if self.kept else self.made
-        return {"made": made.clone()} | {f"rows{layer}": table for layer, table in tables.items()}
+        given = {} if self.given is None else self.given.state()
+        return {"made": made.clone()} | {f"rows{layer}": table for layer, table in tables.items()} | given
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Put back what ``state`` gave."""
@@ -201,6 +216,8 @@ class History:
             self.rows[layer].copy_(tensors[f"rows{layer}"])
             if self.kept:
                 self.kept[layer].copy_(self.rows[layer])
+        if self.given is not None:
+            self.given.restore(tensors)
         self.is_filled = True
 
     @property
@@ -208,7 +225,8 @@ class History:
         """Of all tables."""
         past = [] if self.past is None else self.past.rows.values()
         tables = [*self.rows.values(), *self.kept.values(), *self.grads.values(), *past]
-        return sum(table.numel() * table.element_size() for table in tables)
+        given = 0 if self.given is None else self.given.num_bytes
+        return given + sum(table.numel() * table.element_size() for table in tables)
 
 
 def _add(table: Tensor, at: Tensor, rows: Tensor) -> None:

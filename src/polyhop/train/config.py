@@ -138,6 +138,11 @@ class Config:
     shared_rows: str = (
         "auto"  # what a model gives to all layers (GCNII's h0), in strategy "pipeline": send | recompute
     )
+    history_gradients: bool = False  # of the epoch before, where the order of chunks cuts off this one's
+    history_sweeps: int = (
+        0  # forward passes before an epoch, each of which makes one more layer of history exact
+    )
+    history_bound: float | None = None  # relative error of history above which chunks go together; None = any
     exact_layers: bool = False  # all chunks through a layer before any goes on: no history, stages wait
     seed: int = 0
     device: str = "auto"
@@ -172,7 +177,7 @@ class Config:
         for name in (*at_least_one, *others):
             _require(self, name, int, lambda v: v >= 1, "a whole number of at least 1")
         _require(self, "labor_dependence", int, lambda v: 1 <= v <= 64, "a whole number in 1 .. 64")
-        for name in ("max_epochs", "warmup", "num_workers"):
+        for name in ("max_epochs", "warmup", "num_workers", "history_sweeps"):
             _require(self, name, int, lambda v: v >= 0, "a whole number of at least 0")
         _require(self, "seed", int, lambda v: 0 <= v < 2**63, "a whole number from 0 to 2^63 - 1")
         for name in ("lr", "clip"):
@@ -188,6 +193,7 @@ class Config:
         _require(self, "halo_smoothing", float, lambda v: 0 <= v < 1, "a number in 0 .. 1, less than 1")
         _require(self, "halo_drift", float, lambda v: 0 <= v < float("inf"), "a number of at least 0")
         _require(self, "history_gamma", float, lambda v: v in (1, 2), "1 or 2")
+        _require(self, "history_bound", float, lambda v: 0 <= v < float("inf"), "a number of at least 0")
         if str(self.bits) not in _BITS:
             raise ConfigError(unknown("bits", str(self.bits), _BITS))
         if self.macro != "auto":
@@ -214,6 +220,16 @@ class Config:
             raise ConfigError(
                 f"split_groups={self.split_groups} with strategy {self.strategy!r}: groups split slices of a mini-batch, "
                 "which strategy 'split' alone does: give --strategy split, or leave split_groups out"
+            )
+        if self.history_gradients and self.history_gamma != 1:
+            raise ConfigError(
+                f"history_gradients with history_gamma={self.history_gamma:g}: both make up for gradients that the order of "
+                "chunks cuts off, the one by those of the epoch before, the other by counting the rest twice: give one"
+            )
+        if self.history_sweeps and self.history_period > 1:
+            raise ConfigError(
+                f"history_sweeps={self.history_sweeps} with history_period={self.history_period}: sweeps make history anew "
+                "before every epoch, a period keeps it for several: give one"
             )
         if self.device_cache_bytes and self.strategy != "split":
             raise ConfigError(
