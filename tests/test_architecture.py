@@ -114,6 +114,7 @@ GROUND = {
         "pipeline_schedule",
         "pipeline_simulate",
         "pipeline_stage",
+        "pipeline_ways",
         "pipeline_weights",
         "pushpull_cost",
         "shape",

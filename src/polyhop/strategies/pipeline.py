@@ -13,19 +13,24 @@ layer before any goes on, stages one after another), weights are those of one pr
 included: it is keyed by the user's ids. Chunks are a function of the graph and the seed, so results do not depend on how
 many ranks share the layers.
 
-Every rank holds all edges, because every stage computes on all nodes; the first has all input rows, the last the labels.
-Weights move only when somebody asks for the whole model: evaluation, checkpoints.
+With ``stages`` = S fewer than ranks, the D = ranks / S ranks of a stage are its *ways* (``pipeline_ways``): each has the
+chunks of one part of the graph, and at every layer they exchange rows of the chunks that they work on. Rank = D stage + way.
 
-Bytes a step between ranks s and s + 1 (n nodes, C_s columns of the rows and of what is carried along, b bytes a value):
+Every rank holds all edges of its way's chunks; those of the first stage have the input rows, those of the last the labels.
+Weights move only when somebody asks for the whole model: evaluation, checkpoints; and gradients between ways.
 
-    hidden     b n C_s each way, whatever the depth and the chunks
-    gradients  3 values to every rank: loss, wish to stop, squared norm; and weights that several stages use
+Bytes a step between stages s and s + 1 (n nodes, C_s columns of the rows and of what is carried along, b bytes a value), and
+among the ways of a stage of W weights (R rows that ways read of one another per node, H_l columns of layer l):
 
-Legend: S stages, K chunks, L layers.
+    hidden     b n C_s a direction, whatever the depth and the chunks; b n R H_l a direction for each layer l > 0
+    gradients  3 values to every rank: loss, wish to stop, squared norm; and weights that several stages use; 2 (D - 1) b W
+
+Legend: S stages, D ways, K chunks, L layers.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -34,6 +39,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polyhop.comm import Collective, GroupLine
 from polyhop.errors import CheckpointError, ConfigError, UnsupportedError
 from polyhop.exchange import RowFetch, RowFormat
 from polyhop.exchange.gathered import gather_tensors
@@ -45,13 +51,22 @@ from polyhop.strategies.held import HeldPart
 from polyhop.strategies.pipeline_balance import balance
 from polyhop.strategies.pipeline_check import check
 from polyhop.strategies.pipeline_chunks import Chunks, choose_chunks, cut_chunks, gather_block
-from polyhop.strategies.pipeline_cost import Boundary, Facts, account, estimate
+from polyhop.strategies.pipeline_cost import Between, Boundary, Facts, account, estimate
 from polyhop.strategies.pipeline_history import History, Meter
 from polyhop.strategies.pipeline_inputs import input_rows, target_of
 from polyhop.strategies.pipeline_lane import Lane
 from polyhop.strategies.pipeline_pieces import Pieces, quiet
 from polyhop.strategies.pipeline_schedule import Layout, Schedule, chunk_order, fill_drain, layer_by_layer
 from polyhop.strategies.pipeline_stage import Stage
+from polyhop.strategies.pipeline_ways import (
+    Meeting,
+    Ways,
+    WayStage,
+    check_chunks,
+    check_counts,
+    choose_ways,
+    lay_out,
+)
 from polyhop.strategies.pipeline_weights import StageWeights
 from polyhop.strategies.step import Loss, Placement, Step, Team, WholeGraph
 from polyhop.trace import NO_TRACE, Trace
@@ -59,7 +74,7 @@ from polyhop.trace import NO_TRACE, Trace
 __all__ = ["NAME", "Config", "account", "build", "estimate", "hold"]
 
 NAME = "pipeline"
-_CHUNKS_PER_STAGE = 4
+_CHUNKS_PER_RANK = 4
 
 
 @dataclass(frozen=True)
@@ -68,7 +83,8 @@ class Config:
 
     num_neighbors: Sequence[int] | None = None  # must be None: every step is on the full graph
     feature_dtype: str = "auto"  # of the input rows, which cross once
-    chunks: int | None = None  # pieces of the graph; None: 4 for each stage
+    stages: int | None = None  # of layers; None: one for each rank
+    chunks: int | None = None  # pieces of the graph; None: 4 for each rank
     chunk_order: str = "shuffled"  # of an epoch: shuffled | paired | fixed
     history_period: int = 1  # epochs between refreshes of the history
     history_gamma: float = 1.0  # factor of gradients between chunks
@@ -115,10 +131,12 @@ def build(
             f"strategy {NAME!r} sends rows as they are and keeps what the backward pass needs: bits={config.bits} and "
             f"recompute={config.recompute} are for strategy 'halo'"
         )
-    if team.line.num_ranks > getattr(model, "num_layers", team.line.num_ranks):
+    layout = lay_out(team.line.num_ranks, config.stages)
+    if layout.num_stages > getattr(model, "num_layers", layout.num_stages):
+        given = f"{layout.num_ranks} ranks" if layout.num_ways == 1 else f"{layout.num_stages} stages"
         raise ConfigError(
-            f"{team.line.num_ranks} ranks, and {type(model).__name__} has {model.num_layers} layers: every stage needs one; "
-            "use fewer ranks (--workers), a deeper model, or strategy 'halo'"
+            f"{given}, and {type(model).__name__} has {model.num_layers} layers: every stage needs one; use fewer stages "
+            "(--stages), fewer ranks (--workers), a deeper model, or strategy 'halo'"
         )
     return _PipelineStep(_checked(model), graph, whole, config, train_ids, (loss, terms_per_row), trace, team)
 
@@ -157,56 +175,70 @@ class _PipelineStep:
         part, placement = graph.stored(f"strategy {NAME!r}"), whole.placement
         self._line, self._team, self._config, self._model = team.line, team, config, model
         self._placement = placement
-        self._layout = Layout(team.line.num_ranks)
+        self._layout = layout = lay_out(team.line.num_ranks, config.stages)
+        stage, way = layout.stage(team.line.rank), layout.way(team.line.rank)
+        self._near = _near(layout, team.line)
         block, new_ids = gather_block(part, team.line)
-        self.chunks = cut_chunks(block, self._shared_owner(block, config))
+        owner, counts = self._shared_owner(block, config)
+        self.ways = Ways.of(block, owner, counts, way)
+        self.chunks = cut_chunks(block, owner, self.ways.chunks[way]).on(placement.device)
         self.pieces = Pieces.of(model, graph.num_features, placement.context)
         costs = self.pieces.costs(graph.num_features, graph.num_nodes, graph.num_edges)
         crossing = [float(self.pieces.columns(layer)) for layer in range(model.num_layers)]
-        self.bounds = balance(costs, self._layout.num_stages, crossing)
-        first, stop = span = self.bounds[team.line.rank], self.bounds[team.line.rank + 1]
-        self.weights = StageWeights(model, self.pieces, self.bounds, team.line)
+        self.bounds = balance(costs, layout.num_stages, crossing)
+        first, stop = span = self.bounds[stage], self.bounds[stage + 1]
+        self.weights = StageWeights(model, self.pieces, self.bounds, team.line, self._near)
         tables = {layer: self.pieces.states[layer]["h"] for layer in range(max(first, 1), stop)}
         self.history = History(
             self.chunks, tables, config.history_period, config.history_gamma, placement.device
         )
-        x = input_rows(part, team.line, _fetch(graph, config), new_ids[self.chunks.ids])
-        target = target_of(part, train_ids, loss, self.chunks, team.line, placement.device)
+        x = input_rows(
+            part, team.line, _fetch(graph, config), new_ids[self.chunks.ids] if stage == 0 else None
+        )
+        judges = layout.rank(layout.num_stages - 1) + self.ways.of_chunks()[owner.long()]
+        target = target_of(part, train_ids, loss, self.chunks, judges, team.line, placement.device)
         rows = None if x is None else placement.rows(x)
-        self._stage = Stage(
-            model,
-            span,
-            self.chunks,
-            self.history,
-            placement,
-            x=rows,
-            target=target,
+        self._meeting = Meeting(self.ways, self.history, self._near, trace) if len(self.ways) > 1 else None
+        options: dict[str, Any] = {} if self._meeting is None else {"meeting": self._meeting}
+        self._stage = (Stage if self._meeting is None else WayStage)(
+            model, span, self.chunks, self.history, placement, x=rows, target=target, **options
         )
         self._lane = Lane(self._stage, self.pieces, self.bounds, team.line, trace)
-        self._is_exact = config.exact_layers or len(self.chunks) == 1
+        self._is_exact = config.exact_layers or self.ways.num_ticks == 1
         self._gathered: dict[str, Tensor] = {}
         self._optimizer: torch.optim.Optimizer | None = None
         self.is_stop_agreed = False
-        self.notes = [_note(self.chunks, self.bounds, self._is_exact)]
+        self.notes = [_note(self.chunks, self.ways, self.bounds, self._is_exact)]
 
-    def _shared_owner(self, block: Block, config: Config) -> Tensor:
-        """The chunk of each node; rank 0 chooses."""
-        wanted = config.chunks or _CHUNKS_PER_STAGE * self._layout.num_stages
-        owner = torch.zeros(block.num_dst, dtype=torch.int32)
-        if self._line.rank == 0:
+    def _shared_owner(self, block: Block, config: Config) -> tuple[Tensor, list[int]]:
+        """(the chunk of each node, chunks of each way); rank 0 chooses."""
+        wanted, num_ways = config.chunks or _CHUNKS_PER_RANK * self._layout.num_ranks, self._layout.num_ways
+        check_chunks(wanted, self._layout)
+        chosen = torch.zeros(block.num_dst + num_ways, dtype=torch.int32)
+        if self._line.rank == 0 and num_ways == 1:
             owner = choose_chunks(block, wanted, config.seed)
-        return self._line.broadcast(owner.to(self._line.device), kind="ids").cpu()
+            chosen = torch.cat([owner, owner.max()[None] + 1])
+        elif self._line.rank == 0:
+            owner, counts = choose_ways(block, wanted, num_ways, config.seed)
+            chosen = torch.cat([owner, torch.tensor(counts, dtype=torch.int32)])
+        chosen = self._line.broadcast(chosen.to(self._line.device), kind="ids").cpu()
+        owner, counts = chosen[: block.num_dst], chosen[block.num_dst :].tolist()
+        check_counts(counts, block.num_dst)
+        return owner, counts
 
     # A step
 
     def schedule(self, epoch: int) -> Schedule:
         """What all ranks do in an epoch."""
-        order = chunk_order(range(len(self.chunks)), self._config.seed, epoch, self._config.chunk_order)
         make = layer_by_layer if self._config.exact_layers else fill_drain
-        made = make(self._layout, self.bounds, [order])
+        made = make(self._layout, self.bounds, self._orders(epoch))
         if epoch == 0:
             check(made)
         return made
+
+    def _orders(self, epoch: int) -> list[tuple[int, ...]]:
+        seed, kind = self._config.seed, self._config.chunk_order
+        return [chunk_order(chunks, seed, epoch, kind) for chunks in self.ways.chunks]
 
     @property
     def boundaries(self) -> list[Boundary]:
@@ -216,15 +248,32 @@ class _PipelineStep:
             for layer in self.bounds[1:-1]
         ]
 
+    @property
+    def between(self) -> Between | None:
+        """What ways exchange; None where there is one."""
+        if len(self.ways) == 1:
+            return None
+        rows = [state["h"] for state in self.pieces.states[: self.pieces.num_layers]]
+        sizes = self.chunks.sizes
+        return Between(
+            self.ways.num_read.tolist(),
+            [math.prod(shape) * dtype.itemsize if layer else 0 for layer, (shape, dtype) in enumerate(rows)],
+            self.weights.num_own,
+            self.ways.chunks,
+            [sum(sizes[chunk] for chunk in chunks) for chunks in self.ways.chunks],
+        )
+
     def facts(self) -> Facts:
         """From which what ranks send is estimated."""
         return Facts(
             self._layout,
-            self.chunks.num_rows,
+            self.chunks.num_nodes,
             len(self.chunks),
             self.boundaries,
             self._placement.dtype.itemsize,
             self.weights.num_shared,
+            self.between,
+            self.bounds,
         )
 
     @property
@@ -238,11 +287,8 @@ class _PipelineStep:
     def gradients(self, batch: Any, key: Key) -> Tensor:
         if not self._is_exact and not self.history.is_filled:
             self._sweep(key.epoch)
-        schedule = self.schedule(key.epoch)
-        order = [task.chunk for task in schedule.tasks(0, "forward")]
-        self.history.begin(
-            key.epoch, None if self._config.exact_layers else [c for c in order if c is not None]
-        )
+        schedule, orders = self.schedule(key.epoch), self._orders(key.epoch)
+        self._begin(key.epoch, orders, at_once=self._config.exact_layers)
         self._stage.begin(key)
         # Virtual ranks on one device share torch's backward thread.
         with torch.autograd.set_multithreading_enabled(False):
@@ -252,12 +298,17 @@ class _PipelineStep:
         found, self.is_stop_agreed = self.weights.end(loss, self._team.asks_to_stop() or self.is_stop_agreed)
         return found
 
+    def _begin(self, epoch: int, orders: Sequence[Sequence[int]], *, at_once: bool) -> None:
+        self.history.begin(epoch, *([] if at_once else orders))
+        if self._meeting is not None:
+            self._meeting.begin(orders, self.ways.num_ticks if at_once else 1)
+
     def _sweep(self, epoch: int) -> None:
         """Fill the tables: every layer on all rows, without dropout, with the weights as they are."""
-        schedule = layer_by_layer(self._layout, self.bounds, [range(len(self.chunks))])
+        schedule = layer_by_layer(self._layout, self.bounds, self.ways.chunks)
         forward = [action for action in schedule.lanes[self._line.rank] if action.task.direction == "forward"]
         with torch.no_grad(), quiet(self._model):
-            self.history.begin(epoch, None)
+            self._begin(epoch, self.ways.chunks, at_once=True)
             self._stage.begin(None, is_sweep=True)
             self._lane.run(forward)
             self._stage.end()
@@ -289,10 +340,13 @@ class _PipelineStep:
         )
         own["bounds"] = torch.tensor(self.bounds)
         own["chunks"] = torch.tensor(self.chunks.sizes)
+        own["ways"] = torch.tensor(len(self.ways))
         self._gathered = gather_tensors(own, self._line)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Let go of the line between ways."""
+        if self._meeting is not None:
+            self._near.close()
 
     def state(self) -> dict[str, Tensor]:
         return self._gathered
@@ -307,22 +361,32 @@ class _PipelineStep:
             mine
             and mine["bounds"].tolist() == list(self.bounds)
             and mine["chunks"].tolist() == self.chunks.sizes
+            and int(mine.get("ways", 1)) == len(self.ways)
         )
         if not is_same:
             raise CheckpointError(
                 "the run was saved with other stages or chunks, and ranks keep rows of them from epoch to epoch: go on with "
-                "as many ranks, the same --chunks and the same parts, or start afresh"
+                "as many ranks, the same --stages, --chunks and parts, or start afresh"
             )
         if "made" in mine:
             self.history.restore(mine)
 
 
-def _note(chunks: Chunks, bounds: Sequence[int], is_exact: bool) -> str:
+def _near(layout: Layout, line: Collective) -> Collective:
+    """The line to the ways of this rank's stage. All ranks call it together."""
+    near = GroupLine(line, layout.team(layout.stage(line.rank)))
+    return near if layout.num_ways == 1 else near.fork()
+
+
+def _note(chunks: Chunks, ways: Ways, bounds: Sequence[int], is_exact: bool) -> str:
     stages = ", ".join(str(stop - start) for start, stop in pairwise(bounds))
     text = (
         f"stages of {stages} layers, {len(chunks)} chunks of {min(chunks.sizes)} to {max(chunks.sizes)} nodes"
     )
+    if len(ways) > 1:
+        share = int(ways.num_read.sum()) / max(chunks.num_nodes, 1)
+        text += f" in {len(ways)} ways that exchange {share:.2f} rows a node and layer"
     if is_exact:
         return f"{text}; no history is read"
-    reads = int(chunks.reads().sum()) / max(chunks.num_rows, 1)
+    reads = int(chunks.reads().sum()) / max(sum(chunk.num_rows for chunk in chunks.chunks), 1)
     return f"{text} that read {reads:.2f} rows of others a node, about half of them history"
