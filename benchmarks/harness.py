@@ -171,7 +171,7 @@ def _commit() -> str:
 
 
 def hardware() -> str:
-    """CPU model, cores given to this process, memory; in words."""
+    """CPU model, cores given to this process, memory, GPUs; in words."""
     model = platform.processor() or platform.machine()
     isa = ""
     cpuinfo = Path("/proc/cpuinfo")
@@ -184,4 +184,10 @@ def hardware() -> str:
                 break
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return " ".join(filter(None, [model, isa, f"{cores} cores", f"{memory:.0f} GiB"]))
+    gpus = [_gpu(about) for about in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))]
+    return " ".join(filter(None, [model, isa, f"{cores} cores", f"{memory:.0f} GiB", *gpus]))
+
+
+def _gpu(about: Path) -> str:
+    lines = (line.partition(":") for line in about.read_text().splitlines())
+    return next((value.strip() for name, _, value in lines if name.strip() == "Model"), "a GPU")

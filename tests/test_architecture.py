@@ -80,6 +80,7 @@ GROUND = {
         "features",
         "fronts",
         "halo",
+        "hot",
         "loader",
         "pool",
         "quantised",

@@ -63,7 +63,7 @@ def run(*, is_quick: bool) -> Iterator[Figure]:
     if no_lab:
         print(f"  skipped: {no_lab}", flush=True)
         return
-    size = _Size(12_000, 100, 4, 1, 1) if is_quick else _Size(60_000, 400, 5, 3, 3)
+    size = _Size(12_000, 100, 4, 1, 1) if is_quick else _Size(60_000, 1000, 3, 4, 3)
     graph, made = _cut(size)
     widths, hidden = (WIDTHS[1:], HIDDEN[:1]) if is_quick else (WIDTHS, HIDDEN)
     found: dict[Shape, list[Phase]] = {}

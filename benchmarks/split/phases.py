@@ -45,6 +45,13 @@ def run(*, is_quick: bool) -> Iterator[Figure]:
         for name in (*NAMES, "step"):
             value = 1000 * mean(spent[name] for spent, _ in found)
             yield Figure(f"phase_{name}_ms_{device}", value, "ms", details)
+        half = 4 * WIDTH * graph.num_nodes // (2 * NUM_RANKS)
+        found = run_in_threads(NUM_RANKS, _steps, graph, made, device, "32-true", half)
+        for name in ("load", "step"):
+            value = 1000 * mean(spent[name] for spent, _ in found)
+            share = mean(spent["hot"] for spent, _ in found)
+            more = f"; half of the own rows stay on the device: {100 * share:.0f} % of those loaded"
+            yield Figure(f"phase_{name}_ms_{device}_hot", value, "ms", details + more)
     if len(devices) > 1:
         for precision, most in (("32-true", None), ("64-true", 1e-10)):
             for device in devices:
@@ -57,9 +64,15 @@ def run(*, is_quick: bool) -> Iterator[Figure]:
 
 
 def _steps(
-    line: Collective, graph: Graph, made: Partition, device: str, precision: str = "32-true"
+    line: Collective,
+    graph: Graph,
+    made: Partition,
+    device: str,
+    precision: str = "32-true",
+    hot_bytes: int = 0,
 ) -> tuple[dict[str, float], Tensor]:
-    """(seconds of a step in each phase, after a first epoch that warms up; the last step's gradients)."""
+    """(seconds of a step in each phase, after a first epoch that warms up, and the share of hot rows; the last step's
+    gradients)."""
     held, trace, team, placement = (
         share(graph, made, line.rank),
         Trace(),
@@ -72,7 +85,7 @@ def _steps(
     for parameter in model.parameters():
         parameter.data.normal_(std=0.05, generator=made_of)
     model.to(placement.device, placement.dtype)
-    config = split.Config(num_neighbors=FAN_OUTS, batch_size=BATCH, prefetch=1)
+    config = split.Config(num_neighbors=FAN_OUTS, batch_size=BATCH, prefetch=1, device_cache_bytes=hot_bytes)
     step: Any = split.build(
         model, held, config, train_ids=held.split.train, whole=split.hold(held, placement, team, config),
         loss=cross_entropy_sum, trace=trace, team=team,
@@ -90,4 +103,5 @@ def _steps(
     step.close()
     spent = {name: trace.totals().get(name, 0.0) - before.get(name, 0.0) for name in NAMES}
     grads = torch.cat([p.grad.detach().cpu().reshape(-1) for p in model.parameters() if p.grad is not None])
-    return {**{name: seconds / steps for name, seconds in spent.items()}, "step": whole / steps}, grads
+    each = {name: seconds / steps for name, seconds in spent.items()}
+    return {**each, "step": whole / steps, "hot": step.loader.num_hot / step.loader.num_loaded}, grads

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -14,6 +15,7 @@ from polyhop.comm import Collective, run_in_threads
 from polyhop.errors import PeerError
 from polyhop.exchange import Crossing, RowFetch, RowFormat, Seeds
 from polyhop.exchange.crossing import Messages
+from polyhop.exchange.hot import HotRows
 from polyhop.exchange.split import SharedBatch, SharedLoader, SharedSampler
 from polyhop.graph import Graph
 from polyhop.kernels.keys import Key
@@ -88,6 +90,65 @@ def test_what_is_lent_is_what_is_wanted(make_graph: MakeGraph) -> None:
                     assert lent.tolist() == ids.tolist()
                 assert layer.lists.wanted[reader] == 0
                 assert layer.lists.lent[reader].numel() == 0
+
+
+@dataclass
+class Loaded:
+    """Of an epoch on one rank, with so many bytes for own rows."""
+
+    kept: Tensor  # int64: own rows that stay
+    num_bytes: int
+    num_loaded: int
+    num_hot: int
+    inputs: list[Tensor]  # of every step
+    x: list[Tensor]
+    sent: dict[str, int]
+
+
+def load_with(line: Collective, graph: Graph, owner: Tensor, budget: int | None, brings: bool) -> Loaded:
+    held = share(graph, Partition(owner, line.num_ranks), line.rank)
+    part = held.stored("a test")
+    assert part.split is not None
+    wire, train = Wire(graph.num_nodes), part.split.train
+    seeds = Seeds(part.user_ids[train], train + part.start, line, seed=SEED, batch_size=BATCH)
+    fetch = RowFetch(part, RowFormat.of(part, graph.num_nodes, "auto"), wire)
+    hot = None
+    if budget is not None:
+        likely = torch.arange(part.num_nodes).remainder(7).double()  # some are never read
+        hot = HotRows.of(likely, graph.num_features, budget, fetch.own, torch.device("cpu"), torch.float32)
+    before = line.traffic.now()
+    loader = SharedLoader(
+        line, SharedSampler(part, FAN_OUTS, wire, seed=SEED), fetch, seeds, prefetch=0, hot=hot,
+        brings=torch.float32 if brings else None,
+    )  # fmt: skip
+    batches = list(loader.batches(EPOCH))
+    x = [batch.x for batch in batches if isinstance(batch.x, Tensor)]
+    kept = torch.empty(0, dtype=torch.int64) if hot is None else (hot.place >= 0).nonzero()[:, 0]
+    sent = (line.traffic.now() - before).bytes
+    return Loaded(
+        kept, hot.num_bytes if hot else 0, loader.num_loaded, loader.num_hot,
+        [batch.drawn.inputs for batch in batches], x, sent,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("brings", [False, True])
+@pytest.mark.parametrize("rows", [0, 1, 9, 10**6])
+def test_hot_rows_are_own_rows_within_their_budget(make_graph: MakeGraph, rows: int, brings: bool) -> None:
+    graph = make_graph(num_nodes=300)
+    shared = partition(graph, 3, "hash")
+    budget = rows * 4 * graph.num_features + 3
+    without = run_in_threads(3, load_with, graph, shared.owner, None, brings)
+    found = run_in_threads(3, load_with, graph, shared.owner, budget, brings)
+    for one, other in zip(found, without, strict=True):
+        assert one.num_bytes <= budget
+        here = [torch.isin(inputs, one.kept) for inputs in one.inputs]
+        assert one.num_hot == sum(int(each.sum()) for each in here)
+        assert one.num_loaded == other.num_loaded == sum(inputs.numel() for inputs in one.inputs)
+        assert one.sent == other.sent
+        for a, b in zip(one.x, other.x, strict=True):
+            assert torch.equal(a, b)
+    assert (sum(one.num_hot for one in found) > 0) == (rows > 0)
+    assert all(one.num_hot < one.num_loaded for one in found)  # what is never likely is not kept
 
 
 def cross(line: Collective, graph: Graph, owner: Tensor) -> tuple[float, float]:

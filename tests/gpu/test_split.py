@@ -54,8 +54,8 @@ def fit(
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"split_depth": 2, "cache": 2000}, {"split_groups": 2}],
-    ids=["all layers", "two, copies", "groups"],
+    [{}, {"split_depth": 2, "cache": 2000}, {"split_groups": 2}, {"device_cache": 1500}],
+    ids=["all layers", "two, copies", "groups", "hot rows"],
 )
 @pytest.mark.parametrize("name", MODELS)
 def test_values_are_those_of_the_cpu(

@@ -157,6 +157,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "copies": {"cache": 2000},
     "copies of all": {"cache": "1MB"},
     "copies, two layers split": {"cache": 2000, "split_depth": 2},
+    "no caches": {"cache": 0, "device_cache": "0"},
+    "hot rows": {"device_cache": 1500},
+    "hot rows, all": {"device_cache": "1MB"},
+    "hot rows and copies": {"device_cache": 1500, "cache": 2000},
+    "hot rows, two layers split": {"device_cache": 1500, "split_depth": 2},
 }
 
 
@@ -164,7 +169,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def test_options_change_nothing_of_it(make_graph: MakeGraph, options: dict[str, Any]) -> None:
     graph = make_graph()
     found = run_in_threads(3, fit_share, graph, owners(graph, 3, "hash"), "sage", options)
-    shared = {name: value for name, value in options.items() if name not in ("cache", "split_depth")}
+    own = ("cache", "device_cache", "split_depth")
+    shared = {name: value for name, value in options.items() if name not in own}
     assert_same(found, alone(graph, "sage", **shared))
 
 
@@ -219,7 +225,8 @@ def test_copies_send_fewer_rows(make_graph: MakeGraph) -> None:
 def test_sparse_features_and_multilabel(make_graph: MakeGraph, kind: str) -> None:
     graph = make_graph(kind=kind, sparse=True)
     metric = "f1_micro" if kind == "multi" else "roc_auc"
-    found = run_in_threads(3, fit_share, graph, owners(graph, 3, "empty"), "gcn", {"metric": metric})
+    options = {"metric": metric, "device_cache": 2000 if kind == "multi" else None}
+    found = run_in_threads(3, fit_share, graph, owners(graph, 3, "empty"), "gcn", options)
     assert_same(found, alone(graph, "gcn", metric=metric))
 
 

@@ -128,6 +128,13 @@ def command(
         str | None,
         typer.Option(help="Memory for other ranks' hot rows, such as 500MB.", rich_help_panel="Ranks"),
     ] = None,
+    device_cache: Annotated[
+        str | None,
+        typer.Option(
+            help="Strategy split: memory of the device for each rank's own hot rows, such as 4GB.",
+            rich_help_panel="Ranks",
+        ),
+    ] = None,
     cache_ranks: Annotated[
         int,
         typer.Option(
@@ -388,6 +395,7 @@ def command(
         "feature_store": features,
         "cache": cache,
         "cache_ranks": cache_ranks,
+        "device_cache": device_cache,
         "per_minibatch_rpc": per_minibatch_rpc,
         "aggregate_inputs": aggregate_inputs,
         "macro": int(macro) if macro.isdecimal() else macro,

@@ -27,6 +27,7 @@ from polyhop.comm import Collective
 from polyhop.errors import ConfigError, unknown
 from polyhop.exchange.crossing import Lists
 from polyhop.exchange.features import FactFormat, NodeFacts, RowFetch
+from polyhop.exchange.hot import HotRows
 from polyhop.exchange.loader import Seeds, blocks_of
 from polyhop.exchange.wanted import FarEdges, Price, Wanted, told, with_sums
 from polyhop.graph import Block, Part, SparseRows, Sums
@@ -291,6 +292,7 @@ class SharedLoader:
     """One rank's share of an epoch's mini-batches, drawn and loaded ahead of training.
 
     ``brings``: input rows of nodes elsewhere come along, as such numbers, so that the first layer has all that it reads.
+    ``hot``: own rows that are not read again; rows of a mini-batch are then where those are.
     """
 
     def __init__(
@@ -302,13 +304,15 @@ class SharedLoader:
         *,
         prefetch: int = 2,
         copies: Copies | None = None,
+        hot: HotRows | None = None,
         brings: torch.dtype | None = None,
         trace: Trace = NO_TRACE,
     ) -> None:
         self.line, self.sampler, self.seeds = line, sampler, seeds
         self._fetch, self._prefetch, self._copies, self._trace = fetch, prefetch, copies, trace
-        self.brings = brings
-        self.num_loaded = 0  # feature rows so far
+        self.brings, self.hot = brings, hot
+        self.num_loaded = 0  # own feature rows so far
+        self.num_hot = 0  # those of them that were kept
 
     def __len__(self) -> int:
         return self.seeds.num_steps
@@ -332,7 +336,7 @@ class SharedLoader:
         with self._trace.span("sample", epoch=epoch, step=step):
             drawn = self.sampler.sample(self.line, seeds, epoch, step)
         with self._trace.span("load", epoch=epoch, step=step):
-            x = self._fetch.own(drawn.inputs)
+            x = self._own(drawn.inputs)
             if self._copies is not None and drawn.copied.numel():
                 x = x.dense() if isinstance(x, SparseRows) else x
                 x = torch.cat([x, self._copies.x.index_select(0, drawn.copied).to(x)])
@@ -340,15 +344,23 @@ class SharedLoader:
                 x = self._joined(
                     x.dense() if isinstance(x, SparseRows) else x, drawn.layers[0].lists, self.brings
                 )
-        self.num_loaded += drawn.inputs.numel()
         return SharedBatch(step, drawn, x, part.y[seeds], self.seeds.count(step))
+
+    def _own(self, inputs: Tensor) -> Tensor | SparseRows:
+        """Features of own nodes (int64, local rows)."""
+        self.num_loaded += inputs.numel()
+        if self.hot is None:
+            return self._fetch.own(inputs)
+        x, num_hot = self.hot.rows(inputs, self._fetch.own)
+        self.num_hot += num_hot
+        return x
 
     def _joined(self, x: Tensor, lists: Lists, dtype: torch.dtype) -> Tensor:
         """Rows here [num_own, columns] -> these and those of nodes elsewhere, which send theirs."""
-        x = x.to(dtype)
-        leaving = [x.index_select(0, rows) for rows in lists.lent]
+        x, away = x.to(dtype), self.line.device
+        leaving = [x.index_select(0, rows.to(x.device)).to(away) for rows in lists.lent]
         arriving = self.line.all_to_all(leaving, kind="hidden", counts=lists.wanted)
-        return torch.cat([x, *arriving])
+        return torch.cat([x, *(rows.to(x.device) for rows in arriving)])
 
     def close(self) -> None:
         """Let go of the line, with the other ranks."""

@@ -38,6 +38,7 @@ __all__ = [
     "hot_rows",
     "hottest",
     "included",
+    "own_inclusion",
     "part_inclusion",
     "part_inclusion_by_hop",
     "part_work",
@@ -184,15 +185,23 @@ def included(part: Part, start: Tensor, fan_outs: Sequence[int], line: Collectiv
     return inclusion(part.block(), start, fan_outs, fold_back, is_symmetric=is_symmetric(part, line))
 
 
+def own_inclusion(
+    graph: SharedGraph, train_ids: Tensor, seeds: Seeds, fan_outs: Sequence[int], line: Collective
+) -> Tensor:
+    """float64 [n]: the probability that one mini-batch of these ranks knows each own node after its hops."""
+    part = graph.stored("what nodes are read most")
+    start = torch.zeros(part.num_nodes, 1, dtype=torch.float64)
+    start[train_ids] = min(1.0, seeds.batch_size / seeds.num_groups / len(seeds))
+    return included(part, start, fan_outs, line)[-1][:, 0]
+
+
 def halo_inclusion(
     graph: SharedGraph, train_ids: Tensor, seeds: Seeds, fan_outs: Sequence[int], line: Collective
 ) -> Tensor:
     """float64 [H]: the probability that own nodes of one mini-batch of these ranks draw each halo node in the last hop."""
     part = graph.stored("what nodes are read most")
-    start = torch.zeros(part.num_nodes, 1, dtype=torch.float64)
-    start[train_ids] = min(1.0, seeds.batch_size / seeds.num_groups / len(seeds))
     *before, last = fan_outs
-    known, block = included(part, start, before, line)[-1][:, 0], part.block()
+    known, block = own_inclusion(graph, train_ids, seeds, before, line), part.block()
     degree = block.drawn.double().clamp(min=1)
     draws = known * (degree if last < 0 else degree.clamp(max=last)) / degree
     missed = torch.log1p(-draws.clamp(max=1 - 1e-12))

@@ -12,7 +12,8 @@ are loaded, ahead of the step.
 
 Options: ``split_depth`` k: only the k layers nearest the inputs are split, ranks compute those above for their own seeds
 ("auto": as many as are expected to take least time, ``strategies/split_auto.py``);
-``cache_bytes``: input rows of the nodes elsewhere that are read most are copied to every reader at the start; ``bits``: rows
+``cache_bytes``: input rows of the nodes elsewhere that are read most are copied to every reader at the start;
+``device_cache_bytes``: own input rows that are read most stay on the device (``exchange/hot.py``); ``bits``: rows
 between layers, and their gradients, as unbiased integers of so many bits; ``split_sums``: where a layer sums what it reads,
 a destination's sum over rows of one rank crosses in place of the rows wherever that is fewer bytes, lists of them included.
 ``split_groups``: the team's ranks form G groups (hosts) that hold all parts each; a group takes a slice of every
@@ -47,6 +48,7 @@ from polyhop.comm import Collective
 from polyhop.errors import ConfigError, unknown
 from polyhop.exchange import Crossing, GradientSum, RowFetch, RowFormat, Seeds, Spans
 from polyhop.exchange.crossing import Lists, Messages, matrix
+from polyhop.exchange.hot import HotRows
 from polyhop.exchange.quantised import QuantisedMessages
 from polyhop.exchange.split import Copies, Joint, SharedBatch, SharedLayer, SharedLoader, SharedSampler
 from polyhop.exchange.wanted import Price
@@ -55,7 +57,7 @@ from polyhop.kernels.keys import Key
 from polyhop.sample.wire import Wire
 from polyhop.strategies.halo_cost import Seen, crossings
 from polyhop.strategies.held import HeldPart
-from polyhop.strategies.part_step import checked_fan_outs, halo_inclusion
+from polyhop.strategies.part_step import checked_fan_outs, halo_inclusion, own_inclusion
 from polyhop.strategies.split_auto import choose
 from polyhop.strategies.split_cost import account, estimate
 from polyhop.strategies.step import Loss, Placement, Step, Team, WholeGraph, as_layered, forward_of
@@ -81,6 +83,7 @@ class Config:
     bits: int | str = 32  # of a value between layers: 1 | 2 | 4 | 8 | 16 | 32
     split_depth: int | str | None = None  # layers that are split, from the inputs; None: all; "auto": chosen
     cache_bytes: int = 0  # of input rows of other ranks' nodes that are copied here
+    device_cache_bytes: int = 0  # of own input rows that stay where computing happens
     split_sums: bool = False  # sums of rows cross where they are fewer bytes
 
 
@@ -138,6 +141,7 @@ def build(
         )
     fetch = _fetch(graph, config)
     copies = _copies(graph, train_ids, seeds, fan_outs, config, fetch, team.group)
+    hot = _hot(graph, train_ids, seeds, fan_outs, config, fetch, whole.placement, team.group)
     chosen, wire = None, Wire(graph.num_nodes, part.edge_weight is not None)
     if isinstance(depth, str):
         chosen = choose(
@@ -163,12 +167,16 @@ def build(
         seeds,
         prefetch=config.prefetch,
         copies=copies,
+        hot=hot,
         trace=trace,
         brings=whole.placement.dtype if _crosses_as_stored(model, graph, config, whole.placement) else None,
     )
     step = _SplitStep(model, loader, whole.placement, (loss, terms_per_row), int(config.bits), trace, team)
     if chosen is not None:
         step.choose_depth(depth, sampler, chosen.reason)
+    if hot is not None:
+        kept = f"{hot.x.shape[0]:,} of {part.num_nodes:,} own input rows"
+        step.notes.append(f"{kept} stay on {whole.placement.device} ({hot.num_bytes:,} bytes)")
     return step
 
 
@@ -217,6 +225,24 @@ def _copies(
     best = best[likely[best] > 0].sort().values
     x = fetch.fetch(line, part.halo[best]).x
     return Copies(best + part.num_nodes, x.dense() if isinstance(x, SparseRows) else x)
+
+
+def _hot(
+    graph: SharedGraph,
+    train_ids: Tensor,
+    seeds: Seeds,
+    fan_outs: Sequence[int],
+    config: Config,
+    fetch: RowFetch,
+    placement: Placement,
+    line: Collective,
+) -> HotRows | None:
+    """Own input rows that a mini-batch reads most, as many as fit."""
+    if not config.device_cache_bytes:
+        return None
+    likely = own_inclusion(graph, train_ids, seeds, fan_outs, line)
+    budget = config.device_cache_bytes
+    return HotRows.of(likely, graph.num_features, budget, fetch.own, placement.device, placement.dtype)
 
 
 class _SplitStep:

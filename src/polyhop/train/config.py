@@ -36,6 +36,7 @@ _FREE_ON_RESUME = {
         "spill_dir",
         "cache",
         "cache_ranks",
+        "device_cache",
         "per_minibatch_rpc",
         "delta",
     ),
@@ -83,6 +84,9 @@ class Config:
     cache: int | str | None = None  # bytes of other ranks' rows that each rank keeps; None = none
     cache_ranks: int = (
         1  # of strategy "data": neighbouring ranks that share one cache, its rows striped over them
+    )
+    device_cache: int | str | None = (
+        None  # bytes of its own rows that each rank of strategy "split" keeps where it computes; None = none
     )
     per_minibatch_rpc: bool = False  # the DistDGL-like baseline of strategy "data"
     aggregate_inputs: bool = (
@@ -187,8 +191,8 @@ class Config:
             _require(self, "split_depth", int, lambda v: v >= 1, "a whole number of at least 1, or 'auto'")
         if self.memory is not None:
             parse_bytes(self.memory)
-        if self.cache is not None:
-            parse_bytes(self.cache, "cache")
+        for name in ("cache", "device_cache"):
+            self._budget(name)
 
     def _check_combinations(self) -> None:
         if self.labor_dependence > 1 and self.sampler != "labor":
@@ -210,6 +214,11 @@ class Config:
             raise ConfigError(
                 f"stages={self.stages} with strategy {self.strategy!r}: strategy 'pipeline' alone has stages of layers: "
                 "give --strategy pipeline, or leave stages out"
+            )
+        if self.device_cache_bytes and self.strategy != "split":
+            raise ConfigError(
+                f"device_cache={self.device_cache} with strategy {self.strategy!r}: ranks load their own rows alone in "
+                "strategy 'split': give --strategy split, or leave device_cache out (cache keeps rows of other ranks)"
             )
         if self.schedule == "step" and self.decay_every is None:
             raise ConfigError("schedule='step' needs decay_every=EPOCHS, the number of epochs between drops")
@@ -233,7 +242,16 @@ class Config:
 
     @property
     def cache_bytes(self) -> int:
-        return 0 if self.cache is None else parse_bytes(self.cache, "cache")
+        return self._budget("cache")
+
+    @property
+    def device_cache_bytes(self) -> int:
+        return self._budget("device_cache")
+
+    def _budget(self, name: str) -> int:
+        """Bytes of a cache, which may be none."""
+        given = getattr(self, name)
+        return 0 if given is None or str(given) == "0" else parse_bytes(given, name)
 
     def resolved(self) -> dict[str, Any]:
         """Every option as JSON values, for config.json."""
