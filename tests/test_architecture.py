@@ -123,6 +123,7 @@ GROUND = {
         "pipeline_shape",
         "pipeline_simulate",
         "pipeline_stage",
+        "pipeline_ways",
         "pipeline_weights",
         "pushpull_cost",
         "shape",

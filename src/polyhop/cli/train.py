@@ -243,6 +243,13 @@ def command(
             rich_help_panel="Ranks",
         ),
     ] = False,
+    stages: Annotated[
+        int | None,
+        typer.Option(
+            help="Of layers, in strategy pipeline; ranks of a stage share the graph [default: as many as ranks].",
+            rich_help_panel="Ranks",
+        ),
+    ] = None,
     chunks: Annotated[
         int | None,
         typer.Option(
@@ -442,6 +449,7 @@ def command(
         "naive_halo": naive_halo,
         "overlap": overlap,
         "recompute": recompute,
+        "stages": stages,
         "chunks": chunks,
         "chunk_order": chunk_order,
         "history_period": history_period,
@@ -532,6 +540,7 @@ def _train_on_ranks(
     from polyhop.cli.ranks import check_parts, check_procedural, is_first_process, train_rank
     from polyhop.comm import group_size
     from polyhop.datasets import is_procedural
+    from polyhop.strategies.pipeline_ways import check_chunks, lay_out
     from polyhop.train.folder import automatic_name
     from polyhop.trainer import Trainer
 
@@ -543,6 +552,9 @@ def _train_on_ranks(
     groups = options["split_groups"]
     if asked.num_ranks is not None:
         group_size(asked.num_ranks, groups)
+        if options["strategy"] == "pipeline":
+            layout = lay_out(asked.num_ranks, options["stages"])
+            check_chunks(options["chunks"] or asked.num_ranks, layout)
     check_procedural(recipe, parts, partitioner)
     if parts is not None and parts.exists() and not launch.is_rank_process():
         check_parts(parts, recipe, asked.num_ranks, groups, is_whole=asked.engine != "ray")

@@ -1,8 +1,9 @@
 """History: what a stage keeps of every row from epoch to epoch, and the gradients that chunks add to one another's rows.
 
-For each layer that reads rows of other chunks there is one table of all rows, before dropout. A chunk overwrites its own
-rows; so others find those of this epoch if it was before them, and else the history: of the epoch before (period 1), or of
-the last refresh, at most ``period`` epochs ago. Tables are filled by an exact sweep before the first epoch.
+For each layer that reads rows of other chunks there is one table of all rows, before dropout; where ways share the chunks,
+of a way's own rows and its halo. A chunk overwrites its own rows; so others find those of this epoch if it was before them
+or beside them (of another way, in the same tick), and else the history: of the epoch before (period 1), or of the last
+refresh, at most ``period`` epochs ago. Tables are filled by an exact sweep before the first epoch.
 
 The meter counts what was read: rows of this epoch and of the history, how old those were, and how far they were off, which
 is known once their chunk has its turn: |new - old|^2 / |new|^2 over a chunk, weighted by how much of it was read.
@@ -99,17 +100,19 @@ class History:
         """The tables were swept once more before an epoch, with its weights."""
         self.made.fill_(epoch)
 
-    def begin(self, epoch: int, order: Sequence[int] | None, together: int = 1) -> None:
-        """An epoch begins; ``order`` None: a chunk reads others only once all have their rows of this step.
+    def begin(self, epoch: int, *orders: Sequence[int], together: int = 1) -> None:
+        """An epoch begins, with an order of chunks for each way.
 
-        ``together``: so many chunks, one after another in the order, go through a layer before any goes on.
+        None given: a chunk reads others only once all have their rows of this step. ``together``: so many chunks, one after
+        another in the order, go through a layer before any goes on.
         """
         self._epoch, self.meter = epoch, Meter()
         self._place = []
-        if order is not None:
-            self._place = [0] * len(order)
-            for place, chunk in enumerate(order):
-                self._place[chunk] = place // together
+        if orders:
+            self._place = [0] * len(self.chunks)
+            for order in orders:
+                for place, chunk in enumerate(order):
+                    self._place[chunk] = place // together
             for layer, kept in self.kept.items():
                 self.rows[layer].copy_(kept)
             if self.kept:
@@ -141,9 +144,15 @@ class History:
 
     def write(self, layer: int, chunk: int, rows: Tensor) -> None:
         """A chunk's rows [n, ...] of this epoch."""
-        if self.is_replayed:
-            return
-        table, at = self.rows[layer], self.chunks[chunk].rows
+        if not self.is_replayed:
+            self._put(layer, chunk, self.chunks[chunk].rows, rows)
+
+    def write_halo(self, layer: int, chunk: int, rows: Tensor) -> None:
+        """The same of another way's chunk: those of its rows that chunks here read."""
+        self._put(layer, chunk, self.chunks.halo_rows(chunk), rows)
+
+    def _put(self, layer: int, chunk: int, at: slice, rows: Tensor) -> None:
+        table = self.rows[layer]
         if self._place:
             self._measure(chunk, table[at], rows)
             if self.past is not None:
@@ -166,7 +175,7 @@ class History:
         if not self.is_replayed:
             self._count(chunk)
         elif self._place:
-            late = (~self._is_current(at, chunk)).nonzero().view(-1)
+            late = (self._later(at, chunk) < 0).nonzero().view(-1)
             rows = at.others[late]
             found[late] = self.kept[layer][rows] if self.past is None else self.past.read(layer, rows)
         return found
@@ -188,12 +197,20 @@ class History:
             return
         if self.given is not None:
             self.given.keep(layer, chunk, grads)
-        is_current = self._is_current(at, chunk)
-        _add(self.grads[layer], at.others[is_current], grads[is_current] * self.gamma)
+        later = self._later(at, chunk)
+        is_before, is_beside = later > 0, later == 0
+        _add(self.grads[layer], at.others[is_before], grads[is_before] * self.gamma)
+        # Chunks of one tick read each other both ways, whatever the order: nothing of it is to be made up for.
+        _add(self.grads[layer], at.others[is_beside], grads[is_beside])
 
-    def _is_current(self, at: Chunk, chunk: int) -> Tensor:
+    def add(self, layer: int, at: Tensor, grads: Tensor) -> None:
+        """Add gradients [o, ...] that another way found for distinct own rows."""
+        _add(self.grads[layer], at, grads)
+
+    def _later(self, at: Chunk, chunk: int) -> Tensor:
+        """int64 [o]: ticks by which a chunk is later than the chunks of the rows that it reads."""
         place = torch.tensor(self._place, device=at.other_chunks.device)
-        return place[at.other_chunks] <= self._place[chunk]
+        return self._place[chunk] - place[at.other_chunks]
 
     def pulled(self, layer: int, chunk: int) -> Tensor:
         """[n, ...]: what chunks that went backward have added to a chunk's rows."""

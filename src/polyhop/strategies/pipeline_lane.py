@@ -45,7 +45,7 @@ class Lane:
                     leaving.popleft().wait()
                 assert action.peer is not None
                 leaving.append(self._line.start_send(self._packed(action), action.peer, kind="hidden"))
-            elif action.task.chunk is not None:
+            elif action.task.chunk is not None or self._stage.has_ways:
                 with self._trace.span(
                     action.task.direction, chunk=action.task.chunk, layer=action.task.first
                 ):

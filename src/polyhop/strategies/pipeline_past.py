@@ -28,7 +28,7 @@ class Past:
     def __init__(self, chunks: Chunks, layers: Mapping[int, Spec], device: torch.device) -> None:
         is_read = torch.zeros(chunks.num_rows, dtype=torch.bool)
         for chunk in chunks.chunks:
-            is_read[chunk.others] = True
+            is_read[chunk.others.cpu()] = True
         self._at = is_read.cumsum(0) - 1  # int64 [N]: where a row that is read lies
         self._own = []  # of each chunk: int64, which of its rows, and where they lie
         for chunk in chunks.chunks:

@@ -61,8 +61,7 @@ def measured_costs(
     clock: Clock = time.perf_counter,
 ) -> list[float]:
     """Seconds of each layer; the first with what begins a model, the last with what ends it."""
-    sizes = [chunk.block.num_edges for chunk in chunks.chunks]
-    chunk = chunks[sorted(range(len(chunks)), key=sizes.__getitem__)[len(chunks) // 2]]
+    chunk = sorted(chunks.chunks, key=lambda each: each.block.num_edges)[len(chunks.chunks) // 2]
     block = placement.block(chunk.block)
     found: dict[Any, float] = {}
     costs = []

@@ -20,7 +20,7 @@ Legend: n rows of a chunk, o rows of others that it reads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -49,8 +49,8 @@ _State = dict[str, Tensor]
 class Target:
     """What the last stage trains towards: of each chunk, which of its rows have labels, and these."""
 
-    rows: Sequence[Tensor]  # int64, 0 .. n - 1
-    y: Sequence[Tensor]
+    rows: Mapping[int, Tensor]  # of each chunk here: int64, 0 .. n - 1
+    y: Mapping[int, Tensor]
     loss: Loss
     count: int  # that the sum is divided by
 
@@ -71,6 +71,8 @@ class Stage:
     ``local``: names of what every stage makes of ``x`` for itself; with any, all stages have ``x``.
     """
 
+    has_ways = False  # other ranks hold the same layers, and it meets them in tasks of nothing too
+
     def __init__(
         self,
         model: Model,
@@ -89,10 +91,11 @@ class Stage:
         self._target, self._recompute = target, recompute
         self._x, self._local = x, local
         self._ids = chunks.ids.to(placement.device)
-        self._blocks = [placement.block(chunk.block) for chunk in chunks.chunks]
-        self._sources = (
-            [chunk.sources().to(placement.device) for chunk in chunks.chunks] if self.first == 0 else []
-        )
+        self._blocks = {number: placement.block(chunks[number].block) for number in chunks.numbers}
+        self._sources = {
+            number: chunks[number].sources().to(placement.device)
+            for number in (chunks.numbers if self.first == 0 else ())
+        }
         self._splits = splits_dropout(model)
         self._key: Key | None = None
         self._is_sweep = False

@@ -128,7 +128,10 @@ class Config:
     halo_sums: bool = True  # sums of rows cross where that makes fewer messages than the rows
     overlap: bool = True  # strategy "halo" computes while rows are on their way
     recompute: bool = False  # "halo" and "pipeline" compute layers again in the backward pass, for memory
-    chunks: int | None = None  # pieces of the graph in strategy "pipeline"; None = 4 for each stage
+    stages: int | None = (
+        None  # of layers in strategy "pipeline"; None = one for each rank; fewer: ranks of a stage share the graph
+    )
+    chunks: int | None = None  # pieces of the graph in strategy "pipeline"; None = 4 for each rank
     chunk_order: str = "shuffled"  # of an epoch: shuffled | paired (each drawn order and its reverse) | fixed
     history_period: int = 1  # epochs between refreshes of what chunks read of those after them
     history_gamma: float = 1.0  # factor of gradients between chunks: 1 | 2
@@ -173,7 +176,7 @@ class Config:
 
     def _check_numbers(self) -> None:
         at_least_one = ("eval_every", "keep_checkpoints", "prefetch", "batch_size", "patience")
-        others = ("decay_every", "checkpoint_every", "split_groups", "chunks", "history_period")
+        others = ("decay_every", "checkpoint_every", "split_groups", "stages", "chunks", "history_period")
         for name in (*at_least_one, *others):
             _require(self, name, int, lambda v: v >= 1, "a whole number of at least 1")
         _require(self, "labor_dependence", int, lambda v: 1 <= v <= 64, "a whole number in 1 .. 64")
@@ -230,6 +233,11 @@ class Config:
             raise ConfigError(
                 f"history_sweeps={self.history_sweeps} with history_period={self.history_period}: sweeps make history anew "
                 "before every epoch, a period keeps it for several: give one"
+            )
+        if self.stages is not None and self.strategy != "pipeline":
+            raise ConfigError(
+                f"stages={self.stages} with strategy {self.strategy!r}: strategy 'pipeline' alone has stages of layers: "
+                "give --strategy pipeline, or leave stages out"
             )
         if self.device_cache_bytes and self.strategy != "split":
             raise ConfigError(
