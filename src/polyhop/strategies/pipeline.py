@@ -172,8 +172,8 @@ def _check_ways(layout: Layout, config: Config) -> None:
     asked = [name for name, is_given in given.items() if is_given]
     if layout.num_ways > 1 and asked:
         raise UnsupportedError(
-            f"{', '.join(asked)} with {layout.num_ways} ranks a stage (stages={layout.num_stages}): only where every rank is "
-            "a stage of its own; leave it out, or leave out --stages"
+            f"{', '.join(asked)} with {layout.num_ways} ranks a stage (stages={layout.num_stages}): only where every rank "
+            "is a stage of its own; leave it out, or leave out --stages"
         )
 
 

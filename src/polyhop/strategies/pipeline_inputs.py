@@ -1,5 +1,5 @@
-"""What enters a pipeline at its two ends: input rows at the first stage (at all, where they make something of them), labels of
-train nodes at the last; of all nodes, or at each rank of several those of its way."""
+"""What enters a pipeline at its two ends: input rows at the first stage (at all, where they make something of them), labels
+of train nodes at the last; of all nodes, or at each rank of several those of its way."""
 
 from __future__ import annotations
 
