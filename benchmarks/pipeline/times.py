@@ -25,6 +25,7 @@ from benchmarks.pipeline import rank as one_rank
 from benchmarks.pipeline.rank import Job
 from benchmarks.pipeline.workload import NAIVE, OPTIMISED, OURS, SIDES, reddit_like
 from polyhop.strategies.pipeline_schedule import Layout, Task, chunk_order, fill_drain
+from polyhop.strategies.pipeline_shape import Links, Work, choose_shape
 from polyhop.strategies.pipeline_simulate import simulate
 
 __all__ = ["run"]
@@ -59,6 +60,7 @@ def run(*, is_quick: bool) -> Iterator[Figure]:
     )
     print(f"  {made}", flush=True)
     errors: dict[str, float] = {}
+    chosen: dict[str, tuple[str, float]] = {}
     for model in ("gcn",) if is_quick else ("gcn", "gcnii"):
         found, load = _launched(made, model, size)
         free, *limited = phases(found, load)
@@ -68,6 +70,7 @@ def run(*, is_quick: bool) -> Iterator[Figure]:
             _tell(model, phase, simulated)
             name = f"{model}_{ratio:g}" if ratio else f"{model}_free"
             errors[name] = simulated / measured - 1
+            chosen[name] = _chosen(found, free, phase, size, made.halo)
             if ratio:
                 yield from _ratios(name, phase, ratio)
     details = ", ".join(f"{name} {100 * error:+.1f} %" for name, error in errors.items())
@@ -77,6 +80,13 @@ def run(*, is_quick: bool) -> Iterator[Figure]:
         "off",
         f"of the measured epoch, the largest (model, ratio): {details}",
         at_most=0.15,
+    )
+    details = ", ".join(f"{name}: {side} {value:.2f}" for name, (side, value) in chosen.items())
+    yield Figure(
+        "auto_vs_best_shape_2ranks",
+        max(value for _, value in chosen.values()),
+        "x",
+        f"epoch of the side that choose_shape names over the faster of plain halo and pipeline, the worst: {details}",
     )
 
 
@@ -128,6 +138,28 @@ def _simulated(found: list[dict[str, Any]], free: Phase, phase: Phase) -> float:
         schedule = fill_drain(Layout(NUM_RANKS), found[0]["bounds"], [order])
         made.append(simulate(schedule, task_s, message_s).seconds)
     return statistics.median(made) + statistics.median(outside)
+
+
+def _chosen(
+    found: list[dict[str, Any]], free: Phase, phase: Phase, size: _Size, replicas: float
+) -> tuple[str, float]:
+    """The side that should be faster, and its epoch over that of the one that is. Known: computing, sizes, the rate."""
+    computing = NUM_RANKS * free.mean_seconds(NAIVE) * (1 - free.waiting(NAIVE))
+    in_chunks = statistics.median(
+        sum(took for one in ranks for _, _, took in one["tasks"]) for ranks in free.epochs[OURS]
+    )
+    work = Work(
+        sum(found[0]["chunk_rows"]),
+        [size.hidden] * size.num_layers,
+        found[0]["row_bytes"][0] // 4,
+        computing,
+        {NUM_RANKS: replicas},
+        num_chunks=CHUNKS,
+        chunked=in_chunks / computing,
+    )
+    shapes = choose_shape(NUM_RANKS, work, Links(phase.bytes_per_s, phase.bytes_per_s))
+    side = {"halo": NAIVE, "pipeline": OURS}[shapes[0].name]
+    return side, phase.median(side) / min(phase.median(each) for each in (NAIVE, OURS))
 
 
 def _tell(model: str, phase: Phase, simulated: float) -> None:

@@ -17,7 +17,7 @@ from benchmarks.halo.graphs import cut  # noqa: E402
 from benchmarks.halo.launches import Phase  # noqa: E402
 from benchmarks.pipeline import logged, simulated, times, traffic  # noqa: E402
 from benchmarks.pipeline.rank import Job  # noqa: E402
-from benchmarks.pipeline.workload import OURS, reddit_like  # noqa: E402
+from benchmarks.pipeline.workload import NAIVE, OURS, reddit_like  # noqa: E402
 from benchmarks.pipeline_accuracy import paired  # noqa: E402
 
 from polyhop.strategies.pipeline_shape import Links  # noqa: E402
@@ -56,6 +56,19 @@ def test_simulation_of_a_phase() -> None:
         phase, bytes_per_s=4e5
     )  # a second a chunk: the first and the last are waited for, the others hidden
     assert times._simulated(full, phase, slow) == pytest.approx(15.0 + 0.5 + 2.0, abs=0.01)
+
+
+def test_choice_of_a_phase() -> None:
+    """12 s of computing by two ranks, twice that in chunks: the pipeline is worth it only where rows take longer."""
+    tasks = [[way, chunk, 1.5] for way in ("forward", "backward") for chunk in range(4)]
+    ours: dict[str, Any] = {"s": 16.0, "tasks": tasks, "spans": {"wait": 4.0}}
+    naive: dict[str, Any] = {"s": 10.0, "tasks": [], "spans": {"wait/1/forward": 4.0}}
+    fast = Phase(0.0, 0.0, 1e12, {NAIVE: [[naive, naive]], OURS: [[ours, ours]]}, 0.0)
+    found = [{"chunk_rows": [1000] * 4, "row_bytes": [400]}]
+    size = times._Size(4000, 0, 32, 100, 1, 1)
+    assert times._chosen(found, fast, fast, size, 0.6) == (NAIVE, 1.0)
+    slow = replace(fast, bytes_per_s=1e6)
+    assert times._chosen(found, fast, slow, size, 0.6) == (OURS, 1.6)
 
 
 def test_jobs_go_to_ranks_and_back() -> None:

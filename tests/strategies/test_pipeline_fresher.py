@@ -128,10 +128,12 @@ def test_enough_sweeps_give_the_exact_loss(make_graph: MakeGraph, stages: int) -
         for epoch in range(3):
             losses.append(stepped(step, model, epoch))
             step.complete_model()
+            drawn = torch.Generator().manual_seed(
+                epoch
+            )  # ranks are threads, and torch's own is theirs together
             with torch.no_grad():
-                torch.manual_seed(epoch)
                 for p in model.parameters():
-                    p.add_(torch.randn_like(p), alpha=0.05)
+                    p.add_(torch.randn(p.shape, generator=drawn, dtype=p.dtype), alpha=0.05)
         return losses
 
     exact = run_in_threads(stages, run, {"exact_layers": True})[0]
