@@ -31,7 +31,8 @@ MakeGraph = Callable[..., Graph]
 
 
 def costs_of(graph: Graph, model: Any, num_chunks: int = 3, **given: Any) -> list[float]:
-    block = Block(graph.indptr, graph.indices, graph.num_nodes, src_ids=torch.arange(graph.num_nodes))
+    degree = graph.indptr.diff().int()
+    block = Block(graph.indptr, graph.indices, graph.num_nodes, in_degree=degree)
     chunks = cut_chunks(block, choose_chunks(block, num_chunks, 0))
     pieces = Pieces.of(model, graph.num_features)
     return measured_costs(model, pieces, graph.num_features, chunks, place("cpu", "64-true"), **given)

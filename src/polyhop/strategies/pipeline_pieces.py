@@ -138,7 +138,8 @@ def _used(model: Model, state: State) -> frozenset[str]:
     made = [value.sum() for value in state.values() if isinstance(value, Tensor) and value.requires_grad]
     if not made or not named:
         return frozenset()
-    grads: Sequence[Tensor | None] = torch.autograd.grad(made, [p for _, p in named], allow_unused=True)
+    weights = [p for _, p in named]
+    grads: Sequence[Tensor | None] = torch.autograd.grad(made, weights, allow_unused=True, retain_graph=True)
     return frozenset(name for (name, _), grad in zip(named, grads, strict=True) if grad is not None)
 
 

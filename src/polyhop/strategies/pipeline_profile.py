@@ -78,7 +78,12 @@ def measured_costs(
         if pieces.used[0]:
             costs[0] += _least_s(model, placement, clock, lambda: dict(model.begin(x, ids=ids)), [])
         given = [value.requires_grad_() for value in ends.values() if value.is_floating_point()]
-        costs[-1] += _least_s(model, placement, clock, lambda: {"h": model.finish(ends, ids=ids)}, given)
+
+        def finish() -> dict[str, Any]:
+            last = model.dropped(model.num_layers - 1, dict(ends), ids=ids)
+            return {"h": model.finish(last, ids=ids)}
+
+        costs[-1] += _least_s(model, placement, clock, finish, given)
     return costs
 
 
