@@ -23,8 +23,18 @@ BENCHES: dict[str, dict[str, int]] = {
     "macro": {"rows": 1, "times": 1, "choice": 1, "latency": 1, "disk": 1, "limited": 1, "context": 1},
     "split": {"redundancy": 1, "quality": 1, "sent": 1, "epochs": 1, "phases": 1},
     "halo": {"codec": 1, "speed": 1, "accuracy": 1, "convergence": 1, "rivals": 1, "additions": 1},
+    "pipeline": {"traffic": 1, "simulated": 1, "times": 1, "memory": 1},
+    "pipeline-accuracy": {"paired": 1},
 }
-WITHOUT_PEERS = {"partition", "data", "macro", "split", "halo"}  # these run in the project's own environment
+WITHOUT_PEERS = {
+    "partition",
+    "data",
+    "macro",
+    "split",
+    "halo",
+    "pipeline",
+    "pipeline-accuracy",
+}  # these run in the project's own environment
 
 
 def _arguments(given: list[str] | None) -> argparse.Namespace:
@@ -42,7 +52,7 @@ def main(given: list[str] | None = None) -> int:
     arguments = _arguments(given)
     if arguments.name is None:
         for name, parts in BENCHES.items():
-            print(f"{name:10} {', '.join(parts)}")
+            print(f"{name:17} {', '.join(parts)}")
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # subprocess.run then ends the section too
     sections = BENCHES[arguments.name]

@@ -18,7 +18,9 @@ def main(bench: str, section: str, answer: str, quick: str) -> None:
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     figures = []
-    for figure in importlib.import_module(f"benchmarks.{bench}.{section}").run(is_quick=quick == "1"):
+    for figure in importlib.import_module(f"benchmarks.{bench.replace('-', '_')}.{section}").run(
+        is_quick=quick == "1"
+    ):
         print(f"  = {figure.name} {figure.value:.4g} {figure.unit} {figure.verdict}", flush=True)
         figures.append(figure)
     Path(answer).write_text(json.dumps([asdict(figure) for figure in figures]))

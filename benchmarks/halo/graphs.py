@@ -69,9 +69,9 @@ class Cut:
         )
 
 
-def make(name: str, *, scale: float = 1.0, seed: int = 1) -> Graph:
+def make(name: str | Shape, *, scale: float = 1.0, seed: int = 1, width: int = WIDTH) -> Graph:
     """A synthetic graph, or a smaller one of the same degree; the same bits for the same arguments."""
-    shape = SHAPES[name]
+    shape = SHAPES[name] if isinstance(name, str) else name
     shape = replace(shape, num_nodes=round(shape.num_nodes * scale))
     n, classes = shape.num_nodes, shape.num_classes
     start = tuple(c * n // classes for c in range(classes + 1))
@@ -83,13 +83,13 @@ def make(name: str, *, scale: float = 1.0, seed: int = 1) -> Graph:
     indptr, indices = synth_edges(recipe, node_of, num_pairs=n * shape.degree // 2, overdraw=1.5)
     y = torch.empty(n, dtype=torch.int64)
     y[node_of.long()] = torch.repeat_interleave(torch.arange(classes), torch.tensor(start).diff())
-    centres = 0.2 * feature_rows(seed + 2, None, None, num_rows=classes, width=WIDTH)
-    x = DenseFeatures(feature_rows(seed + 3, y, centres, num_rows=n, width=WIDTH))
+    centres = 0.2 * feature_rows(seed + 2, None, None, num_rows=classes, width=width)
+    x = DenseFeatures(feature_rows(seed + 3, y, centres, num_rows=n, width=width))
     is_wrong, other = permutation(seed + 5, n) < n // 5, permutation(seed + 6, n).long() % classes
     y = torch.where(is_wrong, other, y)
     order, ends = permutation(seed + 4, n).long(), (round(shape.train * n), round((shape.train + 0.2) * n))
     train, val, test = (each.sort().values for each in order.tensor_split(ends))
-    return Graph(indptr, indices, x, y, Split(train, val, test), num_classes=classes, name=name)
+    return Graph(indptr, indices, x, y, Split(train, val, test), num_classes=classes, name=str(name))
 
 
 def load_real(name: str) -> Graph | str:

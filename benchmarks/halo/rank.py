@@ -28,7 +28,7 @@ from polyhop.kernels import kept_memory
 from polyhop.partition import open_parts
 from polyhop.trainer import Trainer
 
-__all__ = ["Trial", "arguments", "measure", "next_guess", "options"]
+__all__ = ["Trial", "arguments", "bandwidth", "free_trial", "measure", "next_guess", "options", "seek"]
 
 PIECE_BYTES = 1 << 18  # what the link is measured with
 LEAST_MBIT, MOST_MBIT = 2.0, 20_000.0
@@ -64,9 +64,9 @@ def _turned(sides: Mapping[str, Running], line: Collective, job: Job) -> dict[st
         for side in sides.values():
             side.train()
     phases = [_phase(sides, line, job, share=0.0, mbit=0.0)]
-    free = _free_trial(phases[0]["epochs"][EXACT], line)
+    free = free_trial(phases[0]["epochs"][EXACT], line)
     for share in job.shares:
-        mbit, _ = _seek(sides[EXACT], line, share, free, job.tries)
+        mbit, _ = seek(sides[EXACT], line, share, free, job.tries)
         phases.append(_phase(sides, line, job, share=share, mbit=mbit))
     return {"phases": phases}
 
@@ -75,7 +75,7 @@ def _phase(
     sides: Mapping[str, Running], line: Collective, job: Job, *, share: float, mbit: float
 ) -> dict[str, Any]:
     """Timed epochs of every side, each turn beginning with another."""
-    rate = _bandwidth(line)
+    rate = bandwidth(line)
     for side in sides.values():
         side.train()  # connections find the new rate
     epochs: dict[str, list[dict[str, Any]]] = {name: [] for name in sides}
@@ -101,7 +101,7 @@ class Trial:
         return self.wait / (self.wait + self.busy)
 
 
-def _free_trial(epochs: list[dict[str, Any]], line: Collective) -> Trial:
+def free_trial(epochs: list[dict[str, Any]], line: Collective) -> Trial:
     """Without a limit. In place of seconds a byte it has minus the bytes of the busiest rank, for the first guess."""
     wait, busy = _split(epochs, line)
     num_bytes = torch.tensor([float(sum(epochs[-1]["bytes"].values()))])
@@ -132,7 +132,7 @@ def next_guess(share: float, trials: list[Trial]) -> float:
     return last.per_byte * min(max(wanted / max(last.wait, 1e-9), 0.25), 4.0)
 
 
-def _seek(exact: Running, line: Collective, share: float, free: Trial, tries: int) -> tuple[float, Trial]:
+def seek(exact: Running, line: Collective, share: float, free: Trial, tries: int) -> tuple[float, Trial]:
     """Mbit/s at which the exact side waits for this share of an epoch, and the trial there; the links have it then."""
     mbit, trials = MOST_MBIT, [free]
     for _ in range(tries):
@@ -148,7 +148,7 @@ def _seek(exact: Running, line: Collective, share: float, free: Trial, tries: in
     return mbit, trials[-1]
 
 
-def _bandwidth(line: Collective) -> float:
+def bandwidth(line: Collective) -> float:
     """Bytes a second that every rank sends when all send to all; median of four after the first."""
     pieces = [torch.zeros(PIECE_BYTES, dtype=torch.uint8)] * line.num_ranks
     seconds = []
@@ -168,8 +168,8 @@ def _raced(sides: Mapping[str, Running], held: SharedGraph, line: Collective, jo
     probe = Running(held, line, job, {})
     for _ in range(2):
         probe.train()
-    free = _free_trial([probe.measured() for _ in range(3)], line)
-    mbit, last = _seek(probe, line, job.shares[0], free, job.tries)
+    free = free_trial([probe.measured() for _ in range(3)], line)
+    mbit, last = seek(probe, line, job.shares[0], free, job.tries)
     judge = Trainer("halo", device="cpu", progress="none", seed=0)
     epochs: dict[str, list[dict[str, Any]]] = {name: [] for name in sides}
     scores: dict[str, list[tuple[int, float, float]]] = {name: [] for name in sides}

@@ -1,1 +1,1 @@
-"""Strategy ``pipeline``: what its authors measured, replayed."""
+"""Sections of bench ``pipeline``: layers over ranks against the graph over ranks; bytes, epochs, memory, a picture."""

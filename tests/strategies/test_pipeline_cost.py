@@ -7,9 +7,11 @@ import pytest
 from polyhop.errors import InputError
 from polyhop.strategies.pipeline_cost import (
     TAIL,
+    Between,
     Boundary,
     Facts,
     account,
+    account_between,
     account_boundaries,
     break_even_depth,
     estimate,
@@ -85,6 +87,30 @@ def test_estimate_is_account(stages: int, maker: object) -> None:
         assert account(schedule, ROWS, boundaries, rank, 8) == estimate(facts, rank)
     total = sum(account(schedule, ROWS, boundaries, rank, 8).bytes.get("hidden", 0) for rank in range(stages))
     assert total == pipeline_volume(sum(ROWS), [each.columns for each in boundaries], value_bytes=8).total
+
+
+@pytest.mark.parametrize("maker", [fill_drain, layer_by_layer])
+def test_estimate_is_account_of_ways_too(maker: object) -> None:
+    assert callable(maker)
+    layout, parts = Layout(2, 3), split_ways(5, 3)
+    schedule = maker(layout, [0, 2, 5], [chunk_order(part, 0, 3) for part in parts])
+    num_read = [
+        [0 if chunk in part else (7 * chunk + way) % 4 for way, part in enumerate(parts)]
+        for chunk in range(5)
+    ]
+    between = Between(
+        num_read, [0, 16, 24, 16, 8], [30_000, 70], parts, [sum(ROWS[c] for c in part) for part in parts]
+    )
+    facts = Facts(layout, sum(ROWS), 5, [Boundary(8, 8)], 8, 0, between, [0, 2, 5])
+    halo = weights = 0.0
+    for rank in range(6):
+        found = account(schedule, ROWS, [Boundary(8, 8)], rank, 8, 0, between)
+        assert found == estimate(facts, rank)
+        halo += sum(size for _, _, size in account_between(schedule, between, rank))
+        weights += found.bytes["gradients"] - 5 * TAIL * 8
+    assert halo == 2 * sum(map(sum, num_read)) * (16 + 24 + 16 + 8)
+    # The weights of the first stage are summed in slices; the second's are so few that they go whole.
+    assert weights == 2 * (3 - 1) * 8 * 30_000 + 3 * (3 - 1) * 8 * 70
 
 
 def test_boundaries_and_directions_apart() -> None:

@@ -50,8 +50,8 @@ def on_rank(line: Collective, graph: Graph, options: dict[str, Any]) -> tuple[We
     return model.state_dict(), result
 
 
-def over_stages(graph: Graph, stages: int, **options: Any) -> tuple[Weights, Result]:
-    found = run_in_threads(stages, on_rank, graph, options)
+def over_stages(graph: Graph, num_ranks: int, **options: Any) -> tuple[Weights, Result]:
+    found = run_in_threads(num_ranks, on_rank, graph, options)
     for weights, _ in found:
         assert all(torch.equal(value, found[0][0][name]) for name, value in weights.items()), "ranks differ"
     return found[0]
@@ -68,13 +68,23 @@ def alone(graph: Graph, **options: Any) -> tuple[Weights, Result]:
     [{}, {"clip": 0.05}, {"optimizer": "adamw", "weight_decay": 0.1}, {"optimizer": "sgd", "momentum": 0.9}],
     ids=str,
 )
-@pytest.mark.parametrize("mode", [{"chunks": 1}, {"chunks": 4, "exact_layers": True}], ids=str)
+@pytest.mark.parametrize(
+    "mode",
+    [
+        {"chunks": 1},
+        {"chunks": 4, "exact_layers": True},
+        {"ranks": 4, "stages": 2, "chunks": 2},
+        {"ranks": 4, "stages": 2, "chunks": 5, "exact_layers": True},
+    ],
+    ids=str,
+)
 def test_weights_are_those_of_one_process(
     make_graph: MakeGraph, options: dict[str, Any], mode: dict[str, Any]
 ) -> None:
-    graph = make_graph(60)
+    graph, ranks = make_graph(60), mode.get("ranks", 3)
     expected, judged = alone(graph, **options)
-    found, result = over_stages(graph, 3, **options, **mode)
+    mode = {name: value for name, value in mode.items() if name != "ranks"}
+    found, result = over_stages(graph, ranks, **options, **mode)
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=1e-8, atol=1e-10)
     assert [each["val"] for each in result.history] == [each["val"] for each in judged.history]
@@ -85,6 +95,12 @@ def test_weights_are_those_of_one_process(
 def test_stages_do_not_matter(make_graph: MakeGraph) -> None:
     graph = make_graph(60)
     one, several = (over_stages(graph, stages, chunks=5, history_gamma=2)[0] for stages in (1, 3))
+    assert all(torch.equal(several[name], value) for name, value in one.items())
+
+
+def test_stages_of_ways_do_not_matter(make_graph: MakeGraph) -> None:
+    graph, options = make_graph(60), {"chunks": 5, "history_gamma": 2, "clip": 0.05}
+    one, several = (over_stages(graph, 2 * stages, stages=stages, **options)[0] for stages in (1, 3))
     assert all(torch.equal(several[name], value) for name, value in one.items())
 
 
@@ -99,13 +115,17 @@ def test_history_learns(make_graph: MakeGraph) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"history_period": 4}, {"exact_layers": True}], ids=str)
-def test_resumed_is_undisturbed(make_graph: MakeGraph, tmp_path: Path, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("stages", [None, 2])
+def test_resumed_is_undisturbed(
+    make_graph: MakeGraph, tmp_path: Path, options: dict[str, Any], stages: int | None
+) -> None:
     """Weights, optimiser state and history of all stages come back; a refresh of the history is two epochs off."""
-    graph, given = make_graph(60), {"chunks": 5, "eval_every": 4, **options}
-    whole, _ = over_stages(graph, 3, max_epochs=9, **given)
+    graph, given = make_graph(60), {"chunks": 5, "eval_every": 4, "stages": stages, **options}
+    ranks = 3 if stages is None else 4
+    whole, _ = over_stages(graph, ranks, max_epochs=9, **given)
     folder = {"run_dir": str(tmp_path / "run"), "checkpoint_every": 6}
-    over_stages(graph, 3, max_epochs=6, **given, **folder)
-    found, _ = over_stages(graph, 3, max_epochs=9, resume="auto", **given, **folder)
+    over_stages(graph, ranks, max_epochs=6, **given, **folder)
+    found, _ = over_stages(graph, ranks, max_epochs=9, resume="auto", **given, **folder)
     assert all(torch.equal(found[name], value) for name, value in whole.items())
 
 
@@ -116,12 +136,20 @@ def test_other_stages_cannot_go_on(make_graph: MakeGraph, tmp_path: Path) -> Non
         over_stages(graph, 2, max_epochs=4, resume="auto", **given)
 
 
+def test_other_ways_cannot_go_on(make_graph: MakeGraph, tmp_path: Path) -> None:
+    graph, given = make_graph(60), {"chunks": 4, "run_dir": str(tmp_path / "run")}
+    over_stages(graph, 4, max_epochs=2, stages=2, **given)
+    for ranks, stages in ((2, 2), (4, 4), (4, 1)):
+        with pytest.raises(CheckpointError, match="stages"):
+            over_stages(graph, ranks, max_epochs=4, stages=stages, resume="auto", **given)
+
+
 def test_one_process_is_told_to_use_ranks(make_graph: MakeGraph) -> None:
     graph = make_graph(60)
     with pytest.raises(ConfigError, match="runs on ranks"):
         trainer("pipeline").fit(model_of(graph), graph)
-    with pytest.raises(UnsupportedError, match="bits=8"):
-        over_stages(graph, 2, bits=8)
+    with pytest.raises(UnsupportedError, match="bits=delta"):
+        over_stages(graph, 2, bits="delta")
     with pytest.raises(ConfigError, match="history_gamma"):
         trainer("pipeline", history_gamma=1.5)
 
@@ -129,7 +157,10 @@ def test_one_process_is_told_to_use_ranks(make_graph: MakeGraph) -> None:
 def dying(
     graph: Graph, options: dict[str, Any], where: str, run_dir: Path | None = None, restarts: int = 0
 ) -> Weights:
-    given = Launch(num_ranks=3, peer_timeout_s=5, start_timeout_s=90, pin=False, max_restarts=restarts)
+    num_ranks = 4 if "stages" in options else 3
+    given = Launch(
+        num_ranks=num_ranks, peer_timeout_s=5, start_timeout_s=90, pin=False, max_restarts=restarts
+    )
     folder = None if run_dir is None else str(run_dir)
     found: Weights = launch.run(pipeline_dying.train, (graph, options, where, 1, folder), given)
     return found
@@ -141,8 +172,15 @@ def test_a_stage_killed_mid_epoch_is_named(make_graph: MakeGraph, where: str) ->
         dying(make_graph(60), {}, where)
 
 
+@pytest.mark.parametrize("where", ["forward", pytest.param("backward", marks=pytest.mark.slow)])
+def test_a_way_killed_mid_epoch_is_named(make_graph: MakeGraph, where: str) -> None:
+    """Its way beside it waits for rows, its neighbours in other stages for a chunk."""
+    with pytest.raises(PeerError, match=r"rank 1 .*was (lost|killed)"):
+        dying(make_graph(60), {"stages": 2, "chunks": 8}, where)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"history_period": 3}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"history_period": 3}, {"stages": 2, "chunks": 8}], ids=str)
 def test_a_restart_gives_the_same_weights(
     make_graph: MakeGraph, tmp_path: Path, options: dict[str, Any]
 ) -> None:

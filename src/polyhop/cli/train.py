@@ -189,8 +189,8 @@ def command(
     bits: Annotated[
         str,
         typer.Option(
-            help="Of a value that crosses between layers in strategy halo: 1 | 2 | 4 | 8 | 16 | 32 | adaptive | delta (2 "
-            "bits of what a row has moved; for models without dropout) | random.",
+            help="Of a value that crosses between layers in strategies halo and pipeline: 1 | 2 | 4 | 8 | 16 | 32; in halo "
+            "also adaptive | delta (2 bits of what a row has moved; for models without dropout) | random.",
             rich_help_panel="Ranks",
         ),
     ] = "32",
@@ -239,10 +239,17 @@ def command(
         bool,
         typer.Option(
             "--recompute",
-            help="Compute layers of strategy halo again in the backward pass: less memory, same weights.",
+            help="Compute layers of strategies halo and pipeline again in the backward pass: less memory, same weights.",
             rich_help_panel="Ranks",
         ),
     ] = False,
+    stages: Annotated[
+        int | None,
+        typer.Option(
+            help="Of layers, in strategy pipeline; ranks of a stage share the graph [default: as many as ranks].",
+            rich_help_panel="Ranks",
+        ),
+    ] = None,
     chunks: Annotated[
         int | None,
         typer.Option(
@@ -264,6 +271,42 @@ def command(
     history_gamma: Annotated[
         float, typer.Option(help="Factor of gradients between chunks: 1 | 2.", rich_help_panel="Ranks")
     ] = 1.0,
+    layer_costs: Annotated[
+        str,
+        typer.Option(
+            help="By which stages of strategy pipeline are balanced: counted | measured at the start | auto.",
+            rich_help_panel="Ranks",
+        ),
+    ] = "auto",
+    shared_rows: Annotated[
+        str,
+        typer.Option(
+            help="What a model gives to all layers (GCNII's h0), in strategy pipeline: send | recompute | auto.",
+            rich_help_panel="Ranks",
+        ),
+    ] = "auto",
+    history_gradients: Annotated[
+        bool,
+        typer.Option(
+            "--history-gradients",
+            help="Where the order of chunks cuts gradients off, add those of the epoch before.",
+            rich_help_panel="Ranks",
+        ),
+    ] = False,
+    history_sweeps: Annotated[
+        int,
+        typer.Option(
+            help="Forward passes before an epoch of strategy pipeline: each makes one more layer of history exact.",
+            rich_help_panel="Ranks",
+        ),
+    ] = 0,
+    history_bound: Annotated[
+        float | None,
+        typer.Option(
+            help="Relative error of history above which more chunks go through a layer together [default: none].",
+            rich_help_panel="Ranks",
+        ),
+    ] = None,
     exact_layers: Annotated[
         bool,
         typer.Option(
@@ -406,10 +449,16 @@ def command(
         "naive_halo": naive_halo,
         "overlap": overlap,
         "recompute": recompute,
+        "stages": stages,
         "chunks": chunks,
         "chunk_order": chunk_order,
         "history_period": history_period,
+        "layer_costs": layer_costs,
+        "shared_rows": shared_rows,
         "history_gamma": history_gamma,
+        "history_gradients": history_gradients,
+        "history_sweeps": history_sweeps,
+        "history_bound": history_bound,
         "exact_layers": exact_layers,
         "memory": memory,
     }
@@ -491,6 +540,7 @@ def _train_on_ranks(
     from polyhop.cli.ranks import check_parts, check_procedural, is_first_process, train_rank
     from polyhop.comm import group_size
     from polyhop.datasets import is_procedural
+    from polyhop.strategies.pipeline_ways import check_chunks, lay_out
     from polyhop.train.folder import automatic_name
     from polyhop.trainer import Trainer
 
@@ -502,6 +552,9 @@ def _train_on_ranks(
     groups = options["split_groups"]
     if asked.num_ranks is not None:
         group_size(asked.num_ranks, groups)
+        if options["strategy"] == "pipeline":
+            layout = lay_out(asked.num_ranks, options["stages"])
+            check_chunks(options["chunks"] or asked.num_ranks, layout)
     check_procedural(recipe, parts, partitioner)
     if parts is not None and parts.exists() and not launch.is_rank_process():
         check_parts(parts, recipe, asked.num_ranks, groups, is_whole=asked.engine != "ray")

@@ -13,19 +13,25 @@ layer before any goes on, stages one after another), weights are those of one pr
 included: it is keyed by the user's ids. Chunks are a function of the graph and the seed, so results do not depend on how
 many ranks share the layers.
 
-Every rank holds all edges, because every stage computes on all nodes; the first has all input rows, the last the labels.
-Weights move only when somebody asks for the whole model: evaluation, checkpoints.
+With ``stages`` = S fewer than ranks, the D = ranks / S ranks of a stage are its *ways* (``pipeline_ways``): each has the
+chunks of one part of the graph, and at every layer they exchange rows of the chunks that they work on. Rank = D stage + way.
 
-Bytes a step between ranks s and s + 1 (n nodes, C_s columns of the rows and of what is carried along, b bytes a value):
+Every rank holds all edges of its way's chunks; those of the first stage have the input rows, those of the last the labels.
+Weights move only when somebody asks for the whole model: evaluation, checkpoints; and gradients between ways.
 
-    hidden     b n C_s each way, whatever the depth and the chunks
-    gradients  3 values to every rank: loss, wish to stop, squared norm; and weights that several stages use
+Bytes a step between stages s and s + 1 (n nodes, C_s columns of the rows and of what is carried along, b bytes a value), and
+among the ways of a stage of W weights (R rows that ways read of one another per node, H_l columns of layer l):
 
-Legend: S stages, K chunks, L layers.
+    hidden     b n C_s a direction, whatever the depth and the chunks; with ``bits`` below 32 ceil(C_s bits / 8) n, and up to
+               8 bits 4 n more (of each thing carried); b n R H_l a direction for each layer l > 0
+    gradients  3 values to every rank: loss, wish to stop, squared norm; and weights that several stages use; 2 (D - 1) b W
+
+Legend: S stages, D ways, K chunks, L layers.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -34,6 +40,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polyhop.comm import Collective, GroupLine
 from polyhop.errors import CheckpointError, ConfigError, UnsupportedError
 from polyhop.exchange import RowFetch, RowFormat
 from polyhop.exchange.gathered import gather_tensors
@@ -45,13 +52,33 @@ from polyhop.strategies.held import HeldPart
 from polyhop.strategies.pipeline_balance import balance
 from polyhop.strategies.pipeline_check import check
 from polyhop.strategies.pipeline_chunks import Chunks, choose_chunks, cut_chunks, gather_block
-from polyhop.strategies.pipeline_cost import Boundary, Facts, account, estimate
+from polyhop.strategies.pipeline_cost import Between, Boundary, Facts, account, estimate
+from polyhop.strategies.pipeline_fallback import Fallback
 from polyhop.strategies.pipeline_history import History, Meter
 from polyhop.strategies.pipeline_inputs import input_rows, target_of
 from polyhop.strategies.pipeline_lane import Lane
+from polyhop.strategies.pipeline_messages import WIDTHS, Messages
 from polyhop.strategies.pipeline_pieces import Pieces, quiet
-from polyhop.strategies.pipeline_schedule import Layout, Schedule, chunk_order, fill_drain, layer_by_layer
+from polyhop.strategies.pipeline_profile import cut_matters, is_measured, measured_costs
+from polyhop.strategies.pipeline_schedule import (
+    Layout,
+    Schedule,
+    chunk_order,
+    fill_drain,
+    grouped,
+    layer_by_layer,
+)
+from polyhop.strategies.pipeline_shared import divided
 from polyhop.strategies.pipeline_stage import Stage
+from polyhop.strategies.pipeline_ways import (
+    Meeting,
+    Ways,
+    WayStage,
+    check_chunks,
+    check_counts,
+    choose_ways,
+    lay_out,
+)
 from polyhop.strategies.pipeline_weights import StageWeights
 from polyhop.strategies.step import Loss, Placement, Step, Team, WholeGraph
 from polyhop.trace import NO_TRACE, Trace
@@ -59,7 +86,7 @@ from polyhop.trace import NO_TRACE, Trace
 __all__ = ["NAME", "Config", "account", "build", "estimate", "hold"]
 
 NAME = "pipeline"
-_CHUNKS_PER_STAGE = 4
+_CHUNKS_PER_RANK = 4
 
 
 @dataclass(frozen=True)
@@ -68,13 +95,19 @@ class Config:
 
     num_neighbors: Sequence[int] | None = None  # must be None: every step is on the full graph
     feature_dtype: str = "auto"  # of the input rows, which cross once
-    chunks: int | None = None  # pieces of the graph; None: 4 for each stage
+    stages: int | None = None  # of layers; None: one for each rank
+    chunks: int | None = None  # pieces of the graph; None: 4 for each rank
     chunk_order: str = "shuffled"  # of an epoch: shuffled | paired | fixed
     history_period: int = 1  # epochs between refreshes of the history
     history_gamma: float = 1.0  # factor of gradients between chunks
+    history_gradients: bool = False  # of the epoch before, where the order cuts off this one's
+    history_sweeps: int = 0  # forward passes before an epoch, for fresher history
+    history_bound: float | None = None  # relative error of history above which chunks go together
     exact_layers: bool = False  # layer by layer over all chunks: no history
-    bits: int | str = 32  # must be 32: rows cross between stages as they are
-    recompute: bool = False  # must be False
+    bits: int | str = 32  # of a value between stages: 1 | 2 | 4 | 8 | 16 | 32
+    recompute: bool = False  # layers again in the backward pass, for memory
+    layer_costs: str = "auto"  # by which stages are balanced: counted | measured | auto
+    shared_rows: str = "auto"  # what begin gives to all layers: send | recompute (on every stage) | auto
     seed: int = 0
 
 
@@ -110,17 +143,38 @@ def build(
             f"strategy {NAME!r} trains on the full graph, and num_neighbors={list(config.num_neighbors)} asks for "
             "mini-batches: leave it out (--fanout), or use strategy 'data' or 'macro'"
         )
-    if str(config.bits) != "32" or config.recompute:
+    if str(config.bits) not in map(str, WIDTHS):
         raise UnsupportedError(
-            f"strategy {NAME!r} sends rows as they are and keeps what the backward pass needs: bits={config.bits} and "
-            f"recompute={config.recompute} are for strategy 'halo'"
+            f"strategy {NAME!r} sends every value in as many bits: one of {', '.join(map(str, WIDTHS))}, and "
+            f"bits={config.bits} is for strategy 'halo'"
         )
-    if team.line.num_ranks > getattr(model, "num_layers", team.line.num_ranks):
+    layout = lay_out(team.line.num_ranks, config.stages)
+    _check_ways(layout, config)
+    if layout.num_stages > getattr(model, "num_layers", layout.num_stages):
+        given = f"{layout.num_ranks} ranks" if layout.num_ways == 1 else f"{layout.num_stages} stages"
         raise ConfigError(
-            f"{team.line.num_ranks} ranks, and {type(model).__name__} has {model.num_layers} layers: every stage needs one; "
-            "use fewer ranks (--workers), a deeper model, or strategy 'halo'"
+            f"{given}, and {type(model).__name__} has {model.num_layers} layers: every stage needs one; use fewer stages "
+            "(--stages), fewer ranks (--workers), a deeper model, or strategy 'halo'"
         )
     return _PipelineStep(_checked(model), graph, whole, config, train_ids, (loss, terms_per_row), trace, team)
+
+
+def _check_ways(layout: Layout, config: Config) -> None:
+    """UnsupportedError for what several ways of a stage do not have."""
+    given = {
+        "recompute": config.recompute,
+        "bits": str(config.bits) != "32",
+        "shared_rows": config.shared_rows == "recompute",
+        "history_gradients": config.history_gradients,
+        "history_sweeps": bool(config.history_sweeps),
+        "history_bound": config.history_bound is not None,
+    }
+    asked = [name for name, is_given in given.items() if is_given]
+    if layout.num_ways > 1 and asked:
+        raise UnsupportedError(
+            f"{', '.join(asked)} with {layout.num_ways} ranks a stage (stages={layout.num_stages}): only where every rank "
+            "is a stage of its own; leave it out, or leave out --stages"
+        )
 
 
 def _checked(model: nn.Module) -> Model:
@@ -157,75 +211,166 @@ class _PipelineStep:
         part, placement = graph.stored(f"strategy {NAME!r}"), whole.placement
         self._line, self._team, self._config, self._model = team.line, team, config, model
         self._placement = placement
-        self._layout = Layout(team.line.num_ranks)
+        self._layout = layout = lay_out(team.line.num_ranks, config.stages)
+        stage, way = layout.stage(team.line.rank), layout.way(team.line.rank)
+        self._near = _near(layout, team.line)
         block, new_ids = gather_block(part, team.line)
-        self.chunks = cut_chunks(block, self._shared_owner(block, config))
-        self.pieces = Pieces.of(model, graph.num_features, placement.context)
-        costs = self.pieces.costs(graph.num_features, graph.num_nodes, graph.num_edges)
+        owner, counts = self._shared_owner(block, config)
+        self.ways = Ways.of(block, owner, counts, way)
+        self.chunks = cut_chunks(block, owner, self.ways.chunks[way]).on(placement.device)
+        wish = config.shared_rows if layout.num_ways == 1 else "send"
+        self.pieces = divided(
+            Pieces.of(model, graph.num_features, placement.context),
+            model,
+            graph.num_nodes,
+            graph.num_features,
+            wish,
+            int(config.bits),
+        )
+        costs = self._layer_costs(graph)
         crossing = [float(self.pieces.columns(layer)) for layer in range(model.num_layers)]
-        self.bounds = balance(costs, self._layout.num_stages, crossing)
-        first, stop = span = self.bounds[team.line.rank], self.bounds[team.line.rank + 1]
-        self.weights = StageWeights(model, self.pieces, self.bounds, team.line)
+        order = new_ids[self.chunks.ids] if stage == 0 or self.pieces.local else None
+        x = input_rows(part, team.line, _fetch(graph, config), order)
+        self._rows = None if x is None else placement.rows(x)
+        judges = layout.rank(layout.num_stages - 1) + self.ways.of_chunks()[owner.long()]
+        self._target = target_of(part, train_ids, loss, self.chunks, judges, team.line, placement.device)
+        self._trace = trace
+        self._is_exact = config.exact_layers or self.ways.num_ticks == 1
+        self._gathered: dict[str, Tensor] = {}
+        self._optimizer: torch.optim.Optimizer | None = None
+        self.is_stop_agreed = False
+        self.fallback = Fallback(None if config.exact_layers else config.history_bound, len(self.chunks))
+        self._lay_out(balance(costs, layout.num_stages, crossing))
+
+    def _lay_out(self, bounds: Sequence[int]) -> None:
+        """Stages of these layers, with nothing in their tables."""
+        config, line, placement = self._config, self._line, self._placement
+        self.bounds = tuple(bounds)
+        stage = self._layout.stage(line.rank)
+        first, stop = span = self.bounds[stage], self.bounds[stage + 1]
+        self.weights = StageWeights(self._model, self.pieces, self.bounds, line, self._near)
         tables = {layer: self.pieces.states[layer]["h"] for layer in range(max(first, 1), stop)}
         self.history = History(
-            self.chunks, tables, config.history_period, config.history_gamma, placement.device
+            self.chunks,
+            tables,
+            config.history_period,
+            config.history_gamma,
+            placement.device,
+            replays=config.recompute and not config.exact_layers,
+            compensates=config.history_gradients and not config.exact_layers,
         )
-        x = input_rows(part, team.line, _fetch(graph, config), new_ids[self.chunks.ids])
-        target = target_of(part, train_ids, loss, self.chunks, team.line, placement.device)
-        rows = None if x is None else placement.rows(x)
-        self._stage = Stage(
-            model,
+        self._meeting = None
+        if len(self.ways) > 1:
+            self._meeting = Meeting(self.ways, self.history, self._near, self._trace)
+        options: dict[str, Any] = {} if self._meeting is None else {"meeting": self._meeting}
+        self._stage = (Stage if self._meeting is None else WayStage)(
+            self._model,
             span,
             self.chunks,
             self.history,
             placement,
-            x=rows,
-            target=target,
+            x=self._rows,
+            target=self._target,
+            recompute=config.recompute,
+            local=self.pieces.local,
+            **options,
         )
-        self._lane = Lane(self._stage, self.pieces, self.bounds, team.line, trace)
-        self._is_exact = config.exact_layers or len(self.chunks) == 1
-        self._gathered: dict[str, Tensor] = {}
-        self._optimizer: torch.optim.Optimizer | None = None
-        self.is_stop_agreed = False
-        self.notes = [_note(self.chunks, self.bounds, self._is_exact)]
+        self._messages = Messages(self.pieces, self.chunks, int(config.bits))
+        self._lane = Lane(self._stage, self._messages, line, self._trace)
+        self.notes = [_note(self.chunks, self.ways, self.bounds, self._is_exact)]
 
-    def _shared_owner(self, block: Block, config: Config) -> Tensor:
-        """The chunk of each node; rank 0 chooses."""
-        wanted = config.chunks or _CHUNKS_PER_STAGE * self._layout.num_stages
-        owner = torch.zeros(block.num_dst, dtype=torch.int32)
+    def _layer_costs(self, graph: SharedGraph) -> list[float]:
+        """By which stages are balanced; where they are measured, rank 0 does it."""
+        counted = self.pieces.costs(graph.num_features, graph.num_nodes, graph.num_edges)
+        is_wished = is_measured(
+            self._config.layer_costs,
+            counted,
+            len(self.chunks),
+            cut_matters=cut_matters(self.pieces, int(self._config.bits)),
+        )
+        if not is_wished or self._layout.num_stages == 1:
+            return counted
+        found = torch.zeros(len(counted), dtype=torch.float64)
         if self._line.rank == 0:
+            costs = measured_costs(self._model, self.pieces, graph.num_features, self.chunks, self._placement)
+            found = torch.tensor(costs, dtype=torch.float64)
+        return self._line.broadcast(found.to(self._line.device), kind="sizes").tolist()
+
+    def _shared_owner(self, block: Block, config: Config) -> tuple[Tensor, list[int]]:
+        """(the chunk of each node, chunks of each way); rank 0 chooses."""
+        wanted, num_ways = config.chunks or _CHUNKS_PER_RANK * self._layout.num_ranks, self._layout.num_ways
+        check_chunks(wanted, self._layout)
+        chosen = torch.zeros(block.num_dst + num_ways, dtype=torch.int32)
+        if self._line.rank == 0 and num_ways == 1:
             owner = choose_chunks(block, wanted, config.seed)
-        return self._line.broadcast(owner.to(self._line.device), kind="ids").cpu()
+            chosen = torch.cat([owner, owner.max()[None] + 1])
+        elif self._line.rank == 0:
+            owner, counts = choose_ways(block, wanted, num_ways, config.seed)
+            chosen = torch.cat([owner, torch.tensor(counts, dtype=torch.int32)])
+        chosen = self._line.broadcast(chosen.to(self._line.device), kind="ids").cpu()
+        owner, counts = chosen[: block.num_dst], chosen[block.num_dst :].tolist()
+        check_counts(counts, block.num_dst)
+        return owner, counts
 
     # A step
 
     def schedule(self, epoch: int) -> Schedule:
         """What all ranks do in an epoch."""
-        order = chunk_order(range(len(self.chunks)), self._config.seed, epoch, self._config.chunk_order)
-        make = layer_by_layer if self._config.exact_layers else fill_drain
-        made = make(self._layout, self.bounds, [order])
+        orders, together = self._orders(epoch), self.fallback.together
+        made = (
+            layer_by_layer(self._layout, self.bounds, orders)
+            if self._config.exact_layers
+            else fill_drain(self._layout, self.bounds, orders)
+            if together == 1
+            else grouped(self._layout, self.bounds, orders, together)
+        )
         if epoch == 0:
             check(made)
         return made
 
+    def _orders(self, epoch: int) -> list[tuple[int, ...]]:
+        seed, kind = self._config.seed, self._config.chunk_order
+        return [chunk_order(chunks, seed, epoch, kind) for chunks in self.ways.chunks]
+
     @property
     def boundaries(self) -> list[Boundary]:
         """What crosses between stages."""
-        return [
-            Boundary(self.pieces.columns(layer), self.pieces.value_dtype(layer).itemsize)
-            for layer in self.bounds[1:-1]
-        ]
+        return [self._messages.boundary(layer) for layer in self.bounds[1:-1]]
+
+    @property
+    def between(self) -> Between | None:
+        """What ways exchange; None where there is one."""
+        if len(self.ways) == 1:
+            return None
+        rows = [state["h"] for state in self.pieces.states[: self.pieces.num_layers]]
+        sizes = self.chunks.sizes
+        return Between(
+            self.ways.num_read.tolist(),
+            [math.prod(shape) * dtype.itemsize if layer else 0 for layer, (shape, dtype) in enumerate(rows)],
+            self.weights.num_own,
+            self.ways.chunks,
+            [sum(sizes[chunk] for chunk in chunks) for chunks in self.ways.chunks],
+        )
 
     def facts(self) -> Facts:
         """From which what ranks send is estimated."""
         return Facts(
             self._layout,
-            self.chunks.num_rows,
+            self.chunks.num_nodes,
             len(self.chunks),
             self.boundaries,
             self._placement.dtype.itemsize,
             self.weights.num_shared,
+            self.between,
+            self.bounds,
+            self._num_sweeps,
         )
+
+    @property
+    def _num_sweeps(self) -> int:
+        """Before every epoch."""
+        is_exact = self._is_exact or self.fallback.together >= len(self.chunks)
+        return 0 if is_exact else self._config.history_sweeps
 
     @property
     def meter(self) -> Meter:
@@ -238,30 +383,49 @@ class _PipelineStep:
     def gradients(self, batch: Any, key: Key) -> Tensor:
         if not self._is_exact and not self.history.is_filled:
             self._sweep(key.epoch)
-        schedule = self.schedule(key.epoch)
-        order = [task.chunk for task in schedule.tasks(0, "forward")]
-        self.history.begin(
-            key.epoch, None if self._config.exact_layers else [c for c in order if c is not None]
-        )
+        schedule, orders = self.schedule(key.epoch), self._orders(key.epoch)
+        for _ in range(self._num_sweeps):
+            self._freshen(schedule, key)
+        self._begin(key.epoch, orders, at_once=self._config.exact_layers)
         self._stage.begin(key)
+        self._messages.begin(key)
         # Virtual ranks on one device share torch's backward thread.
         with torch.autograd.set_multithreading_enabled(False):
             self._lane.run(schedule.lanes[self._line.rank])
             loss = self._stage.end()
         self.history.end()
+        if told := self.fallback.look(key.epoch, self.meter, self._line):
+            self.notes.append(told)
         found, self.is_stop_agreed = self.weights.end(loss, self._team.asks_to_stop() or self.is_stop_agreed)
         return found
 
+    def _begin(self, epoch: int, orders: Sequence[Sequence[int]], *, at_once: bool) -> None:
+        self.history.begin(epoch, *([] if at_once else orders), together=self.fallback.together)
+        if self._meeting is not None:
+            self._meeting.begin(orders, self.ways.num_ticks if at_once else 1)
+
     def _sweep(self, epoch: int) -> None:
         """Fill the tables: every layer on all rows, without dropout, with the weights as they are."""
-        schedule = layer_by_layer(self._layout, self.bounds, [range(len(self.chunks))])
+        schedule = layer_by_layer(self._layout, self.bounds, self.ways.chunks)
         forward = [action for action in schedule.lanes[self._line.rank] if action.task.direction == "forward"]
         with torch.no_grad(), quiet(self._model):
-            self.history.begin(epoch, None)
+            self._begin(epoch, self.ways.chunks, at_once=True)
             self._stage.begin(None, is_sweep=True)
+            self._messages.begin(None)
             self._lane.run(forward)
             self._stage.end()
         self.history.fill(epoch)
+
+    def _freshen(self, schedule: Schedule, key: Key) -> None:
+        """All rows go through the pipeline once, dropped as in this epoch: one more layer of history becomes exact."""
+        forward = [action for action in schedule.lanes[self._line.rank] if action.task.direction == "forward"]
+        with torch.no_grad():
+            self._begin(key.epoch, self._orders(key.epoch), at_once=True)
+            self._stage.begin(key, is_sweep=True)
+            self._messages.begin(key)
+            self._lane.run(forward)
+            self._stage.end()
+        self.history.freshen(key.epoch)
 
     # What the loop and the trainer ask for
 
@@ -287,12 +451,16 @@ class _PipelineStep:
             if self._is_exact
             else {name: value.cpu().contiguous() for name, value in self.history.state().items()}
         )
+        own["together"] = torch.tensor(self.fallback.together)
         own["bounds"] = torch.tensor(self.bounds)
         own["chunks"] = torch.tensor(self.chunks.sizes)
+        own["ways"] = torch.tensor(len(self.ways))
         self._gathered = gather_tensors(own, self._line)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Let go of the line between ways."""
+        if self._meeting is not None:
+            self._near.close()
 
     def state(self) -> dict[str, Tensor]:
         return self._gathered
@@ -305,24 +473,37 @@ class _PipelineStep:
             return
         is_same = (
             mine
-            and mine["bounds"].tolist() == list(self.bounds)
+            and mine["bounds"].numel() == len(self.bounds)
             and mine["chunks"].tolist() == self.chunks.sizes
+            and int(mine.get("ways", 1)) == len(self.ways)
         )
+        if is_same and mine["bounds"].tolist() != list(self.bounds):
+            self._lay_out(mine["bounds"].tolist())  # costs are measured anew, and may differ
         if not is_same:
             raise CheckpointError(
                 "the run was saved with other stages or chunks, and ranks keep rows of them from epoch to epoch: go on with "
-                "as many ranks, the same --chunks and the same parts, or start afresh"
+                "as many ranks, the same --stages, --chunks and parts, or start afresh"
             )
+        self.fallback.together = int(mine.get("together", torch.tensor(1)))
         if "made" in mine:
             self.history.restore(mine)
 
 
-def _note(chunks: Chunks, bounds: Sequence[int], is_exact: bool) -> str:
+def _near(layout: Layout, line: Collective) -> Collective:
+    """The line to the ways of this rank's stage. All ranks call it together."""
+    near = GroupLine(line, layout.team(layout.stage(line.rank)))
+    return near if layout.num_ways == 1 else near.fork()
+
+
+def _note(chunks: Chunks, ways: Ways, bounds: Sequence[int], is_exact: bool) -> str:
     stages = ", ".join(str(stop - start) for start, stop in pairwise(bounds))
     text = (
         f"stages of {stages} layers, {len(chunks)} chunks of {min(chunks.sizes)} to {max(chunks.sizes)} nodes"
     )
+    if len(ways) > 1:
+        share = int(ways.num_read.sum()) / max(chunks.num_nodes, 1)
+        text += f" in {len(ways)} ways that exchange {share:.2f} rows a node and layer"
     if is_exact:
         return f"{text}; no history is read"
-    reads = int(chunks.reads().sum()) / max(chunks.num_rows, 1)
+    reads = int(chunks.reads().sum()) / max(sum(chunk.num_rows for chunk in chunks.chunks), 1)
     return f"{text} that read {reads:.2f} rows of others a node, about half of them history"

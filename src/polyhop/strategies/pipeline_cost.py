@@ -6,19 +6,21 @@ another, per node; W weights):
 
     pipeline         2 b n sum_s C_s                                               whatever the depth and the chunks
     graph parallel   2 b n R(P) sum_l H_l             + 2 (P - 1) b W              as published: every layer, unmapped rows
-    hybrid S x D     2 b n (sum_s C_s + R(D) sum_l H_l) + 2 (D - 1) b W
+    hybrid S x D     2 b n (sum_s C_s + R(D) sum_l H_l) + 2 (D - 1) b W           l from 1: layer 0 exchanges nothing
 
 A pipeline also tells all ranks three numbers a step: the loss, whether to stop, the norm of gradients. What a rank holds
 for the layers l of its stage (T > 1 keeps a copy of the history; q values a row and layer for the backward pass):
 
     b n sum_l H_l (1 + [T > 1] + 1 + q)      + edges of all chunks of its way + input rows on the first stage
 
+With D ways n is what one has: about N / D own rows, and the halo's.
+
 Legend: S stages, D ways, K chunks, L layers, P ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from polyhop.comm import Cost
@@ -29,10 +31,12 @@ from polyhop.strategies.pipeline_simulate import bubble
 
 __all__ = [
     "TAIL",
+    "Between",
     "Boundary",
     "Facts",
     "Volume",
     "account",
+    "account_between",
     "account_boundaries",
     "break_even_depth",
     "estimate",
@@ -64,6 +68,17 @@ class Boundary:
 
 
 @dataclass(frozen=True)
+class Between:
+    """What ways of a stage exchange."""
+
+    num_read: Sequence[Sequence[int]]  # [K][D]: rows of a chunk that a way reads; of its own chunks 0
+    row_bytes: Sequence[int]  # [L]: of one such row before each layer; 0 = none crosses there
+    num_weights: Sequence[int]  # [S]: values whose gradients the ways of a stage sum
+    chunks: Sequence[Sequence[int]] = ()  # [D]: chunks of each way; for ``estimate`` alone
+    num_rows: Sequence[int] = ()  # [D]: nodes of each way; for ``estimate`` alone
+
+
+@dataclass(frozen=True)
 class Facts:
     """Known before a run."""
 
@@ -73,6 +88,9 @@ class Facts:
     boundaries: Sequence[Boundary]  # S - 1
     value_bytes: int = 4  # of a weight
     num_shared: int = 0  # values of weights that several stages use
+    between: Between | None = None  # where stages have several ways
+    bounds: Sequence[int] = ()  # S + 1 layers, where stages begin and end; for ``between`` alone
+    num_sweeps: int = 0  # forward passes before an epoch
 
     def __post_init__(self) -> None:
         if len(self.boundaries) != self.layout.num_stages - 1:
@@ -99,11 +117,49 @@ def account(
     rank: int,
     value_bytes: int = 4,
     num_shared: int = 0,
+    between: Between | None = None,
+    num_sweeps: int = 0,
 ) -> Cost:
-    """What ``rank`` sends in a step of one way a stage. ``num_shared``: values of weights that several stages use."""
-    sizes = [num_bytes for _, _, num_bytes in _sent(schedule, rank, chunk_rows, boundaries) if num_bytes]
+    """What ``rank`` sends in a step. ``num_shared``: values of weights that several stages use.
+
+    ``num_sweeps``: forward passes before the epoch, for fresher history.
+    """
+    sizes = [
+        num_bytes
+        for _, direction, num_bytes in _sent(schedule, rank, chunk_rows, boundaries)
+        for _ in range(1 + (num_sweeps if direction == "forward" else 0))
+        if num_bytes
+    ]
+    if between is not None:
+        sizes += [num_bytes for _, _, num_bytes in account_between(schedule, between, rank)]
     hidden = Cost({"hidden": sum(sizes)}, {"hidden": len(sizes)}) if sizes else Cost()
-    return hidden + account_gradients(_summed(num_shared), value_bytes, schedule.layout.num_ranks, rank)
+    return hidden + _account_weights(schedule.layout, rank, value_bytes, num_shared, between)
+
+
+def account_between(schedule: Schedule, between: Between, rank: int) -> Iterator[tuple[int, Direction, int]]:
+    """(way it goes to, direction, bytes) of every message of ``rank`` to another way of its stage."""
+    layout = schedule.layout
+    lanes = [schedule.tasks(each) for each in layout.team(layout.stage(rank))]
+    own = layout.way(rank)
+    for tasks in zip(*lanes, strict=True):
+        direction = tasks[own].direction
+        for layer in range(tasks[own].first, tasks[own].stop):
+            for way, task in enumerate(tasks):
+                # Rows leave their owner forward, and as many gradients come back to it.
+                chunk, reader = (tasks[own].chunk, way) if direction == "forward" else (task.chunk, own)
+                rows = 0 if chunk is None or way == own else between.num_read[chunk][reader]
+                if rows * between.row_bytes[layer]:
+                    yield way, direction, rows * between.row_bytes[layer]
+
+
+def _account_weights(
+    layout: Layout, rank: int, value_bytes: int, num_shared: int, between: Between | None
+) -> Cost:
+    everywhere = account_gradients(_summed(num_shared), value_bytes, layout.num_ranks, rank)
+    own = 0 if between is None else between.num_weights[layout.stage(rank)]
+    return everywhere + account_gradients(
+        [own] if own else [], value_bytes, layout.num_ways, layout.way(rank)
+    )
 
 
 def _summed(num_shared: int) -> list[int]:
@@ -124,18 +180,25 @@ def _sent(
 
 
 def estimate(facts: Facts, rank: int) -> Cost:
-    """What ``rank`` will send in a step of one way a stage: what ``account`` finds, if no chunk is empty."""
-    stage = facts.layout.stage(rank)
+    """What ``rank`` will send in a step: what ``account`` finds, if no chunk is empty."""
+    stage, way, between = facts.layout.stage(rank), facts.layout.way(rank), facts.between
+    num_rows = facts.num_nodes if between is None else between.num_rows[way]
+    num_chunks = min(facts.num_chunks, facts.num_nodes) if between is None else len(between.chunks[way])
     crossed: list[int] = []
     if stage < facts.layout.num_stages - 1:
-        crossed.append(facts.boundaries[stage].bytes("forward", facts.num_nodes))
+        crossed += (1 + facts.num_sweeps) * [facts.boundaries[stage].bytes("forward", num_rows)]
     if stage > 0:
-        crossed.append(facts.boundaries[stage - 1].bytes("backward", facts.num_nodes))
-    messages = len(crossed) * min(facts.num_chunks, facts.num_nodes)
-    hidden = Cost({"hidden": sum(crossed)}, {"hidden": messages}) if crossed else Cost()
-    return hidden + account_gradients(
-        _summed(facts.num_shared), facts.value_bytes, facts.layout.num_ranks, rank
-    )
+        crossed.append(facts.boundaries[stage - 1].bytes("backward", num_rows))
+    num_bytes, messages = sum(crossed), len(crossed) * num_chunks
+    if between is not None:
+        # Rows that others read leave; gradients of those that are read here go back.
+        leaving = [count for chunk in between.chunks[way] for count in between.num_read[chunk]]
+        leaving += [counts[way] for counts in between.num_read]
+        here = [each for each in between.row_bytes[facts.bounds[stage] : facts.bounds[stage + 1]] if each]
+        num_bytes += sum(leaving) * sum(here)
+        messages += sum(count > 0 for count in leaving) * len(here)
+    hidden = Cost({"hidden": num_bytes}, {"hidden": messages}) if num_bytes else Cost()
+    return hidden + _account_weights(facts.layout, rank, facts.value_bytes, facts.num_shared, between)
 
 
 def estimate_bubble(facts: Facts) -> float:

@@ -1,8 +1,9 @@
 """History: what a stage keeps of every row from epoch to epoch, and the gradients that chunks add to one another's rows.
 
-For each layer that reads rows of other chunks there is one table of all rows, before dropout. A chunk overwrites its own
-rows; so others find those of this epoch if it was before them, and else the history: of the epoch before (period 1), or of
-the last refresh, at most ``period`` epochs ago. Tables are filled by an exact sweep before the first epoch.
+For each layer that reads rows of other chunks there is one table of all rows, before dropout; where ways share the chunks,
+of a way's own rows and its halo. A chunk overwrites its own rows; so others find those of this epoch if it was before them
+or beside them (of another way, in the same tick), and else the history: of the epoch before (period 1), or of the last
+refresh, at most ``period`` epochs ago. Tables are filled by an exact sweep before the first epoch.
 
 The meter counts what was read: rows of this epoch and of the history, how old those were, and how far they were off, which
 is known once their chunk has its turn: |new - old|^2 / |new|^2 over a chunk, weighted by how much of it was read.
@@ -12,7 +13,8 @@ Legend: N rows, F columns, K chunks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -20,11 +22,10 @@ from torch import Tensor
 
 from polyhop.kernels import scatter_add_rows
 from polyhop.strategies.pipeline_chunks import Chunk, Chunks
+from polyhop.strategies.pipeline_given import PastGradients
+from polyhop.strategies.pipeline_past import Past, Spec
 
 __all__ = ["History", "Meter", "Spec"]
-
-Spec = tuple[tuple[int, ...], torch.dtype]
-"""Shape of one row, and its dtype."""
 
 
 @dataclass
@@ -49,10 +50,21 @@ class Meter:
 
 
 class History:
-    """Tables of one stage. ``layers``: of each layer whose input it keeps, what a row of it is."""
+    """Tables of one stage. ``layers``: of each layer whose input it keeps, what a row of it is.
+
+    ``replays``: what a chunk read can be read again after chunks behind it have overwritten it (see ``replayed``).
+    """
 
     def __init__(
-        self, chunks: Chunks, layers: dict[int, Spec], period: int, gamma: float, device: torch.device
+        self,
+        chunks: Chunks,
+        layers: dict[int, Spec],
+        period: int,
+        gamma: float,
+        device: torch.device,
+        *,
+        replays: bool = False,
+        compensates: bool = False,
     ) -> None:
         self.chunks, self.period, self.gamma = chunks, period, gamma
         self.layers = sorted(layers)
@@ -67,6 +79,9 @@ class History:
         self.rows = tables()
         self.kept = tables() if period > 1 else {}  # what the history is, while rows are overwritten
         self.grads = tables()
+        self.past = Past(chunks, layers, device) if replays and period == 1 else None
+        self.is_replayed = False
+        self.given = PastGradients(chunks, layers, device) if compensates else None
         self.made = torch.full((num_chunks,), -1)  # epoch of each chunk's rows in the tables
         self.made_kept = self.made.clone()
         self.is_filled = False
@@ -81,20 +96,31 @@ class History:
         self.is_filled = True
         self._keep()
 
-    def begin(self, epoch: int, order: Sequence[int] | None) -> None:
-        """An epoch begins; ``order`` None: a chunk reads others only once all have their rows of this step."""
+    def freshen(self, epoch: int) -> None:
+        """The tables were swept once more before an epoch, with its weights."""
+        self.made.fill_(epoch)
+
+    def begin(self, epoch: int, *orders: Sequence[int], together: int = 1) -> None:
+        """An epoch begins, with an order of chunks for each way.
+
+        None given: a chunk reads others only once all have their rows of this step. ``together``: so many chunks, one after
+        another in the order, go through a layer before any goes on.
+        """
         self._epoch, self.meter = epoch, Meter()
         self._place = []
-        if order is not None:
-            self._place = [0] * len(order)
-            for place, chunk in enumerate(order):
-                self._place[chunk] = place
+        if orders:
+            self._place = [0] * len(self.chunks)
+            for order in orders:
+                for place, chunk in enumerate(order):
+                    self._place[chunk] = place // together
             for layer, kept in self.kept.items():
                 self.rows[layer].copy_(kept)
             if self.kept:
                 self.made.copy_(self.made_kept)
-        for grads in self.grads.values():
+        for layer, grads in self.grads.items():
             grads.zero_()
+            if self.given is not None and self._place:
+                self.given.begin(layer, grads, self._place)
 
     def end(self) -> None:
         """The epoch is done: all rows are of it."""
@@ -107,11 +133,30 @@ class History:
             kept.copy_(self.rows[layer])
         self.made_kept.copy_(self.made)
 
+    @contextmanager
+    def replayed(self) -> Iterator[None]:
+        """Inside, chunks read what they have read before in this epoch, and what they write is there already."""
+        self.is_replayed = True
+        try:
+            yield
+        finally:
+            self.is_replayed = False
+
     def write(self, layer: int, chunk: int, rows: Tensor) -> None:
         """A chunk's rows [n, ...] of this epoch."""
-        table, at = self.rows[layer], self.chunks[chunk].rows
+        if not self.is_replayed:
+            self._put(layer, chunk, self.chunks[chunk].rows, rows)
+
+    def write_halo(self, layer: int, chunk: int, rows: Tensor) -> None:
+        """The same of another way's chunk: those of its rows that chunks here read."""
+        self._put(layer, chunk, self.chunks.halo_rows(chunk), rows)
+
+    def _put(self, layer: int, chunk: int, at: slice, rows: Tensor) -> None:
+        table = self.rows[layer]
         if self._place:
             self._measure(chunk, table[at], rows)
+            if self.past is not None:
+                self.past.keep(layer, chunk, table[at])
         table[at] = rows
 
     def _measure(self, chunk: int, old: Tensor, new: Tensor) -> None:
@@ -126,12 +171,18 @@ class History:
     def read(self, layer: int, chunk: int) -> Tensor:
         """[o, ...]: rows of other chunks, as they are now."""
         at = self.chunks[chunk]
-        self._count(chunk)
-        return self.rows[layer].index_select(0, at.others)
+        found = self.rows[layer].index_select(0, at.others)
+        if not self.is_replayed:
+            self._count(chunk)
+        elif self._place:
+            late = (self._later(at, chunk) < 0).nonzero().view(-1)
+            rows = at.others[late]
+            found[late] = self.kept[layer][rows] if self.past is None else self.past.read(layer, rows)
+        return found
 
     def _count(self, chunk: int) -> None:
         for other, count in enumerate(self._reads[chunk].tolist()):
-            if count and (not self._place or self._place[other] < self._place[chunk]):
+            if count and (not self._place or self._place[other] <= self._place[chunk]):
                 self.meter.current_rows += count
             elif count:
                 age = self._epoch - int(self.made[other])
@@ -144,12 +195,22 @@ class History:
         if not self._place:
             _add(self.grads[layer], at.others, grads)
             return
-        is_current = self._is_current(at, chunk)
-        _add(self.grads[layer], at.others[is_current], grads[is_current] * self.gamma)
+        if self.given is not None:
+            self.given.keep(layer, chunk, grads)
+        later = self._later(at, chunk)
+        is_before, is_beside = later > 0, later == 0
+        _add(self.grads[layer], at.others[is_before], grads[is_before] * self.gamma)
+        # Chunks of one tick read each other both ways, whatever the order: nothing of it is to be made up for.
+        _add(self.grads[layer], at.others[is_beside], grads[is_beside])
 
-    def _is_current(self, at: Chunk, chunk: int) -> Tensor:
+    def add(self, layer: int, at: Tensor, grads: Tensor) -> None:
+        """Add gradients [o, ...] that another way found for distinct own rows."""
+        _add(self.grads[layer], at, grads)
+
+    def _later(self, at: Chunk, chunk: int) -> Tensor:
+        """int64 [o]: ticks by which a chunk is later than the chunks of the rows that it reads."""
         place = torch.tensor(self._place, device=at.other_chunks.device)
-        return place[at.other_chunks] < self._place[chunk]
+        return self._place[chunk] - place[at.other_chunks]
 
     def pulled(self, layer: int, chunk: int) -> Tensor:
         """[n, ...]: what chunks that went backward have added to a chunk's rows."""
@@ -161,7 +222,8 @@ class History:
             return {}
         tables = self.kept or self.rows
         made = self.made_kept if self.kept else self.made
-        return {"made": made.clone()} | {f"rows{layer}": table for layer, table in tables.items()}
+        given = {} if self.given is None else self.given.state()
+        return {"made": made.clone()} | {f"rows{layer}": table for layer, table in tables.items()} | given
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Put back what ``state`` gave."""
@@ -171,13 +233,17 @@ class History:
             self.rows[layer].copy_(tensors[f"rows{layer}"])
             if self.kept:
                 self.kept[layer].copy_(self.rows[layer])
+        if self.given is not None:
+            self.given.restore(tensors)
         self.is_filled = True
 
     @property
     def num_bytes(self) -> int:
         """Of all tables."""
-        tables = [*self.rows.values(), *self.kept.values(), *self.grads.values()]
-        return sum(table.numel() * table.element_size() for table in tables)
+        past = [] if self.past is None else self.past.rows.values()
+        tables = [*self.rows.values(), *self.kept.values(), *self.grads.values(), *past]
+        given = 0 if self.given is None else self.given.num_bytes
+        return given + sum(table.numel() * table.element_size() for table in tables)
 
 
 def _add(table: Tensor, at: Tensor, rows: Tensor) -> None:

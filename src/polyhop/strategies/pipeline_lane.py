@@ -1,19 +1,17 @@
 """A rank's lane of a schedule, done: rows and gradients received ahead of time, sent without waiting.
 
-What crosses is one message a chunk: its rows and what is carried along, side by side. Both ends know the sizes of chunks.
+What crosses is one message a chunk (``pipeline_messages``). Both ends know the sizes of chunks.
 """
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from polyhop.comm import Collective, Pending
-from polyhop.strategies.pipeline_pieces import Pieces
+from polyhop.strategies.pipeline_messages import Messages
 from polyhop.strategies.pipeline_schedule import Action
 from polyhop.strategies.pipeline_stage import Stage
 from polyhop.trace import NO_TRACE, Trace
@@ -27,11 +25,8 @@ _BEHIND = 4  # sends under way before the first is waited for
 class Lane:
     """What one rank does with its stage."""
 
-    def __init__(
-        self, stage: Stage, pieces: Pieces, bounds: Sequence[int], line: Collective, trace: Trace = NO_TRACE
-    ) -> None:
-        self._stage, self._pieces, self._line, self._trace = stage, pieces, line, trace
-        self._bounds = tuple(bounds)
+    def __init__(self, stage: Stage, messages: Messages, line: Collective, trace: Trace = NO_TRACE) -> None:
+        self._stage, self._messages, self._line, self._trace = stage, messages, line, trace
 
     def run(self, lane: Sequence[Action]) -> None:
         """Every action of a lane, in order."""
@@ -50,7 +45,7 @@ class Lane:
                     leaving.popleft().wait()
                 assert action.peer is not None
                 leaving.append(self._line.start_send(self._packed(action), action.peer, kind="hidden"))
-            elif action.task.chunk is not None:
+            elif action.task.chunk is not None or self._stage.has_ways:
                 with self._trace.span(
                     action.task.direction, chunk=action.task.chunk, layer=action.task.first
                 ):
@@ -69,36 +64,20 @@ class Lane:
     def _expect(self, action: Action) -> Pending[Tensor]:
         assert action.peer is not None
         assert action.task.chunk is not None
-        layer = self._cut(action)
-        shape = (self._stage.chunks[action.task.chunk].num_rows, self._pieces.columns(layer))
-        return self._line.start_receive(shape, self._pieces.value_dtype(layer), action.peer)
+        shape, dtype = self._messages.form(action.task.chunk, self._cut(action))
+        return self._line.start_receive(shape, dtype, action.peer)
 
     def _take(self, action: Action, message: Tensor) -> None:
         chunk, layer = action.task.chunk, self._cut(action)
         assert chunk is not None
-        rows = self._opened(message.to(self._stage.device), layer)
+        rows = self._messages.opened(message.to(self._stage.device), layer)
         if action.task.direction == "forward":
             self._stage.take(chunk, layer, rows)
         else:
             self._stage.take_grads(chunk, rows)
 
     def _packed(self, action: Action) -> Tensor:
-        chunk, layer = action.task.chunk, self._cut(action)
+        chunk, layer, direction = action.task.chunk, self._cut(action), action.task.direction
         assert chunk is not None
-        rows = (
-            self._stage.outputs(chunk)
-            if action.task.direction == "forward"
-            else self._stage.input_grads(chunk, layer)
-        )
-        dtype, names = self._pieces.value_dtype(layer), self._pieces.states[layer]
-        flat = [rows[name].reshape(rows[name].shape[0], -1).to(dtype) for name in names]
-        return (flat[0] if len(flat) == 1 else torch.cat(flat, dim=1)).to(self._line.device)
-
-    def _opened(self, message: Tensor, layer: int) -> dict[str, Tensor]:
-        names = self._pieces.states[layer]
-        widths = [math.prod(shape) for shape, _ in names.values()]
-        pieces = message.split(widths, dim=1)  # type: ignore[no-untyped-call]
-        return {
-            name: piece.reshape(piece.shape[0], *shape).to(dtype)
-            for piece, (name, (shape, dtype)) in zip(pieces, names.items(), strict=True)
-        }
+        rows = self._stage.outputs(chunk) if direction == "forward" else self._stage.input_grads(chunk, layer)
+        return self._messages.packed(rows, chunk, layer, direction).to(self._line.device)

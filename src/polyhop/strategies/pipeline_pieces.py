@@ -7,9 +7,9 @@ Legend: N nodes, E edges, L layers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -30,6 +30,9 @@ class Pieces:
 
     states: tuple[dict[str, tuple[tuple[int, ...], torch.dtype]], ...]
     used: tuple[frozenset[str], ...]  # parameters of begin, of each layer, of finish
+    begun: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Names of what ``begin`` makes and all layers pass on as it is, with the parameters that it is made by."""
+    local: frozenset[str] = frozenset()  # of these, what every stage makes for itself: it does not cross
 
     @property
     def num_layers(self) -> int:
@@ -51,26 +54,32 @@ class Pieces:
         with torch.enable_grad(), quiet(model), context():
             state = model.begin(parameter.new_zeros(1, num_features), ids=ids)
             used.append(_used(model, state))
+            begun = {name: _used(model, {name: state[name]}) for name in state if name != "h"}
             for index in range(model.num_layers):
                 state = _cut(state)
                 states.append(_spec(state))
-                state = model.undropped(
-                    index, block, model.dropped(index - 1, state, ids=ids) if index else state
-                )
+                given = model.dropped(index - 1, state, ids=ids) if index else state
+                made = model.undropped(index, block, given)
+                begun = {name: by for name, by in begun.items() if _is_same(made.get(name), state[name])}
+                state = made
                 used.append(_used(model, state))
             state = _cut(state)
             states.append(_spec(state))
             last = model.dropped(model.num_layers - 1, state, ids=ids)
             used.append(_used(model, {"h": model.finish(last, ids=ids)}))
-        return cls(tuple(states), tuple(used))
+        return cls(tuple(states), tuple(used), begun)
+
+    def crossing(self, layer: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Of ``states[layer]``, what crosses where stages are cut there."""
+        return {name: spec for name, spec in self.states[layer].items() if name not in self.local}
 
     def columns(self, layer: int) -> int:
         """That cross where stages are cut before a layer."""
-        return sum(math.prod(shape) for shape, _ in self.states[layer].values())
+        return sum(math.prod(shape) for shape, _ in self.crossing(layer).values())
 
     def value_dtype(self, layer: int) -> torch.dtype:
         """In which all of it crosses."""
-        found = [dtype for _, dtype in self.states[layer].values()]
+        found = [dtype for _, dtype in self.crossing(layer).values()]
         wide = found[0]
         for dtype in found[1:]:
             wide = torch.promote_types(wide, dtype)
@@ -80,7 +89,7 @@ class Pieces:
         """Parameters of a stage of layers first .. stop - 1, with begin and finish at the ends."""
         start = 0 if first == 0 else first + 1
         end = len(self.used) if stop == self.num_layers else stop + 1
-        return frozenset().union(*self.used[start:end])
+        return frozenset().union(*self.used[start:end], *(self.begun[name] for name in self.local))
 
     def costs(self, num_features: int, num_nodes: int, num_edges: int) -> list[float]:
         """Of each layer, in multiply-adds of a matrix product: dense products and sums over edges, forward and backward."""
@@ -116,13 +125,21 @@ def quiet(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
+def _is_same(made: object, given: object) -> bool:
+    """Whether a layer passed something on as it was given it."""
+    if not isinstance(made, Tensor) or not isinstance(given, Tensor) or made.shape != given.shape:
+        return False
+    return made.untyped_storage().data_ptr() == given.untyped_storage().data_ptr()
+
+
 def _used(model: Model, state: State) -> frozenset[str]:
     """Names of the parameters that some rows depend on."""
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     made = [value.sum() for value in state.values() if isinstance(value, Tensor) and value.requires_grad]
     if not made or not named:
         return frozenset()
-    grads: Sequence[Tensor | None] = torch.autograd.grad(made, [p for _, p in named], allow_unused=True)
+    weights = [p for _, p in named]
+    grads: Sequence[Tensor | None] = torch.autograd.grad(made, weights, allow_unused=True, retain_graph=True)
     return frozenset(name for (name, _), grad in zip(named, grads, strict=True) if grad is not None)
 
 

@@ -1,10 +1,11 @@
 """The schedule of a pipeline's epoch as a value: who computes, sends and receives what, in which order.
 
 Layers are cut into stages, the graph into chunks. A rank's *lane* is the list of its actions, each done when the one before
-it is. Two schedules are made here; ``pipeline_check`` holds any to what dependent chunks need:
+it is. Three schedules are made here; ``pipeline_check`` holds any to what dependent chunks need:
 
     fill_drain       chunk by chunk through all layers of a stage; backward in reverse order of chunks
     layer_by_layer   all chunks through one layer, then the next: every row that is read is of this step (exact)
+    grouped          between the two: groups of chunks, each layer by layer inside a stage, as larger chunks would be
 
 A chunk reads rows of chunks before it as they are, and of those after it as they were. So its gradient is complete only when
 all chunks that read it have gone backward, and no order of a usual pipeline (1F1B, interleaved) will do.
@@ -38,6 +39,7 @@ __all__ = [
     "Task",
     "chunk_order",
     "fill_drain",
+    "grouped",
     "layer_by_layer",
     "split_ways",
 ]
@@ -222,20 +224,38 @@ def fill_drain(layout: Layout, bounds: Sequence[int], orders: Sequence[Sequence[
 def layer_by_layer(layout: Layout, bounds: Sequence[int], orders: Sequence[Sequence[int]]) -> Schedule:
     """All chunks through a layer, then through the next: exact, and stages work one after another."""
     _check_bounds(layout, bounds, orders)
+    return grouped(layout, bounds, orders, max(len(order) for order in orders))
+
+
+def grouped(
+    layout: Layout, bounds: Sequence[int], orders: Sequence[Sequence[int]], together: int
+) -> Schedule:
+    """Groups of ``together`` chunks, one after another in the order, through all stages: inside one all chunks of a group
+    pass a layer before any goes on, so that they read one another's rows of this step. Then backward, in reverse.
+    """
+    _check_bounds(layout, bounds, orders)
+    ticks = max(len(order) for order in orders)
+    groups = [range(start, min(start + together, ticks)) for start in range(0, ticks, together)]
     lanes = []
     for rank in range(layout.num_ranks):
         stage, order = layout.stage(rank), orders[layout.way(rank)]
         first, stop = _span(bounds, stage)
-        ticks = range(max(len(each) for each in orders))
         lane: list[Action] = []
-        for direction in ("forward", "backward"):
-            layers = range(first, stop) if direction == "forward" else reversed(range(first, stop))
+        through = [("forward", group) for group in groups] + [("backward", group) for group in groups[::-1]]
+        for direction, group in through:
+            is_up = direction == "forward"
             listed = [
                 [
-                    Task(order[t] if t < len(order) else None, direction, layer, layer + 1, t)
-                    for t in (ticks if direction == "forward" else reversed(ticks))
+                    Task(
+                        order[t] if t < len(order) else None,
+                        "forward" if is_up else "backward",
+                        layer,
+                        layer + 1,
+                        t,
+                    )
+                    for t in (group if is_up else reversed(group))
                 ]
-                for layer in layers
+                for layer in (range(first, stop) if is_up else reversed(range(first, stop)))
             ]
             lane += [
                 action

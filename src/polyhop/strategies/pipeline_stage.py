@@ -11,12 +11,16 @@ nothing of the rows of others is kept until then.
 
 What comes before layer 0 is computed for all rows at once, when an epoch begins, so layer 0 never reads history.
 
+With ``recompute`` a chunk leaves nothing but its rows in the tables and what is carried beside them. When it goes backward
+its layers are computed again, from the rows that they read the first time (``pipeline_history``), with the same units
+dropped (``pipeline_replay``), so to the same bits; then as above.
+
 Legend: n rows of a chunk, o rows of others that it reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,6 +36,7 @@ from polyhop.nn.rows import Rows
 from polyhop.strategies.pipeline_chunks import Chunks
 from polyhop.strategies.pipeline_history import History
 from polyhop.strategies.pipeline_pieces import splits_dropout
+from polyhop.strategies.pipeline_replay import Randomness
 from polyhop.strategies.pipeline_schedule import Task
 from polyhop.strategies.step import Loss, Placement
 
@@ -44,8 +49,8 @@ _State = dict[str, Tensor]
 class Target:
     """What the last stage trains towards: of each chunk, which of its rows have labels, and these."""
 
-    rows: Sequence[Tensor]  # int64, 0 .. n - 1
-    y: Sequence[Tensor]
+    rows: Mapping[int, Tensor]  # of each chunk here: int64, 0 .. n - 1
+    y: Mapping[int, Tensor]
     loss: Loss
     count: int  # that the sum is divided by
 
@@ -54,14 +59,19 @@ class Target:
 class _Passed:
     """What a task leaves for its way back."""
 
-    inputs: _State  # leaves: own rows
+    begun: _State  # leaves of what ``begin`` made
     own: list[tuple[int, Tensor]]  # own rows of inner layers, with their past
     outputs: _State  # with their past
     loss: Tensor | None = None
 
 
 class Stage:
-    """Layers ``span[0] .. span[1] - 1``. The first stage has ``x``, all input rows by row; the last has a ``target``."""
+    """Layers ``span[0] .. span[1] - 1``. The first stage has ``x``, all input rows by row; the last has a ``target``.
+
+    ``local``: names of what every stage makes of ``x`` for itself; with any, all stages have ``x``.
+    """
+
+    has_ways = False  # other ranks hold the same layers, and it meets them in tasks of nothing too
 
     def __init__(
         self,
@@ -73,16 +83,19 @@ class Stage:
         *,
         x: Rows | None = None,
         target: Target | None = None,
+        recompute: bool = False,
+        local: frozenset[str] = frozenset(),
     ) -> None:
         self.model, self.chunks, self.history, self._placement = model, chunks, history, placement
         self.first, self.stop = span
-        self._target = target
-        self._x = x
+        self._target, self._recompute = target, recompute
+        self._x, self._local = x, local
         self._ids = chunks.ids.to(placement.device)
-        self._blocks = [placement.block(chunk.block) for chunk in chunks.chunks]
-        self._sources = (
-            [chunk.sources().to(placement.device) for chunk in chunks.chunks] if self.first == 0 else []
-        )
+        self._blocks = {number: placement.block(chunks[number].block) for number in chunks.numbers}
+        self._sources = {
+            number: chunks[number].sources().to(placement.device)
+            for number in (chunks.numbers if self.first == 0 else ())
+        }
         self._splits = splits_dropout(model)
         self._key: Key | None = None
         self._is_sweep = False
@@ -92,6 +105,7 @@ class Stage:
             tuple[int, int], _State
         ] = {}  # leaves of tasks to come or to go back, by (chunk, layer)
         self._passed: dict[tuple[int, int], _Passed] = {}
+        self._randomness: dict[tuple[int, int], Randomness] = {}  # of what is to be computed again
         self._arrived: dict[int, _State] = {}  # gradients of what left
         self._loss = torch.zeros((), dtype=placement.dtype, device=placement.device)
 
@@ -106,23 +120,31 @@ class Stage:
         self._key, self._is_sweep = key, is_sweep
         self._inputs.clear()
         self._passed.clear()
+        self._randomness.clear()
         self._loss = torch.zeros_like(self._loss)
-        if self.first == 0:
-            assert self._x is not None, "the first stage holds the input rows"
-            with self._placement.context():
-                self._begun = dict(self.model.begin(self._x, ids=self._ids, key=key))
+        if self._x is not None:
+            self._begun = self._begin()
             self._begun_grads = {
                 name: torch.zeros_like(value)
                 for name, value in self._begun.items()
                 if isinstance(value, Tensor) and value.requires_grad
             }
+            if self._recompute:
+                self._begun |= {name: self._begun[name].detach() for name in self._begun_grads}
+
+    def _begin(self) -> dict[str, Any]:
+        assert self._x is not None, "the first stage holds the input rows"
+        with self._placement.context():
+            made = dict(self.model.begin(self._x, ids=self._ids, key=self._key))
+        return made if self.first == 0 else {name: made[name] for name in self._local}
 
     def end(self) -> Tensor:
         """After the last task: what came before layer 0 goes backward. The sum of the losses of all chunks."""
         if self._begun_grads and not self._is_sweep:
             names = sorted(self._begun_grads)
+            begun = self._begin() if self._recompute else self._begun
             torch.autograd.backward(
-                [self._begun[name] for name in names], [self._begun_grads[name] for name in names]
+                [begun[name] for name in names], [self._begun_grads[name] for name in names]
             )
         self._begun, self._begun_grads = {}, {}
         return self._loss
@@ -132,20 +154,44 @@ class Stage:
     def take(self, chunk: int, layer: int, rows: _State) -> None:
         """A chunk's rows before a layer have come."""
         self.history.write(layer, chunk, rows["h"])
-        self._inputs[chunk, layer] = {name: _leaf(value) for name, value in rows.items()}
+        beside = {name: value for name, value in rows.items() if not self._recompute or name != "h"}
+        self._inputs[chunk, layer] = {name: _leaf(value) for name, value in beside.items()}
 
     def forward(self, task: Task) -> None:
         """Own rows up the layers of a task; what they are then is kept for ``outputs`` or the next task."""
         chunk = task.chunk
         assert chunk is not None, "a task of nothing is nobody's"
-        with self._placement.context():
-            passed = self._up(chunk, task.first, task.stop)
-        self._passed[chunk, task.stop] = passed
-        if task.stop == self.model.num_layers:
-            if self._target is not None and not self._is_sweep:
-                passed.loss = self._judged(chunk, passed.outputs)
-        elif task.stop < self.stop:
+        with Randomness.noted(self.device) as randomness:
+            passed = self._ahead(task)
+        if passed.loss is not None:
+            self._loss = self._loss + passed.loss.detach()
+        if task.stop < self.stop:
             self.take(chunk, task.stop, {name: value.detach() for name, value in passed.outputs.items()})
+        if self._recompute:
+            self._randomness[chunk, task.first] = randomness
+            passed = _Passed({}, [], self._leaving(task, passed.outputs))
+        if passed.outputs:
+            self._passed[chunk, task.stop] = passed
+
+    def _ahead(self, task: Task) -> _Passed:
+        assert task.chunk is not None
+        with self._placement.context():
+            passed = self._up(task.chunk, task.first, task.stop)
+        if task.stop == self.model.num_layers and self._target is not None and not self._is_sweep:
+            passed.loss = self._judged(task.chunk, passed.outputs)
+        return passed
+
+    def _leaving(self, task: Task, outputs: _State) -> _State:
+        """What is still to be sent of a task that is to be computed again."""
+        is_sent = task.stop == self.stop < self.model.num_layers
+        return {name: value.detach() for name, value in outputs.items()} if is_sent else {}
+
+    def _again(self, task: Task) -> _Passed:
+        """A task of the forward pass, to the same bits."""
+        chunk = task.chunk
+        assert chunk is not None
+        with self.history.replayed(), self._randomness.pop((chunk, task.first)).again(self.device):
+            return self._ahead(task)
 
     def _up(self, chunk: int, first: int, stop: int) -> _Passed:
         block, passed = self._blocks[chunk], _Passed({}, [], {})
@@ -155,8 +201,9 @@ class Stage:
                 state, block_here = self._first_rows(chunk, passed)
             else:
                 if layer == first:
-                    state = dict(self._inputs[chunk, layer])
-                    passed.inputs = self._inputs[chunk, layer]
+                    state = dict(self._given(chunk, layer))
+                    if layer == self.first:
+                        state |= self._shared(chunk, passed)
                 else:
                     self.history.write(layer, chunk, state["h"].detach())
                     passed.own.append((layer, state["h"]))
@@ -165,6 +212,26 @@ class Stage:
             state = dict(make(layer, block_here, state, key=self._key))
         passed.outputs = state
         return passed
+
+    def _shared(self, chunk: int, passed: _Passed) -> _State:
+        """Own rows of what this stage has made for itself."""
+        own = self.chunks[chunk].rows
+        found = {name: value.detach()[own] for name, value in self._begun.items()}
+        passed.begun = {
+            name: _leaf(value.clone()) for name, value in found.items() if name in self._begun_grads
+        }
+        return found | passed.begun
+
+    def _given(self, chunk: int, layer: int) -> _State:
+        """Leaves of what a chunk has before a layer. To be computed again, own rows are taken from the table, as often."""
+        given = self._inputs[chunk, layer]
+        if not self._recompute:
+            return given
+        own = _leaf(self.history.rows[layer][self.chunks[chunk].rows].clone())
+        found = {name: _leaf(value) for name, value in given.items()} | {"h": own}
+        if self.history.is_replayed:
+            self._inputs[chunk, layer] = found
+        return found
 
     def _with_others(self, chunk: int, layer: int, state: dict[str, Any]) -> dict[str, Any]:
         """What a layer above the first reads: own rows, others behind them."""
@@ -188,7 +255,7 @@ class Stage:
                 state[name] = value.gather(sources)
             elif name in self._begun_grads:
                 taken = value.detach().index_select(0, sources) if name == "h" else value.detach()[own]
-                state[name] = passed.inputs[name] = _leaf(taken)
+                state[name] = passed.begun[name] = _leaf(taken)
             elif name == "h" and self.model.takes_pool:
                 state[name], block = value, replace(block, rows=sources)
             else:
@@ -205,13 +272,13 @@ class Stage:
         with self._placement.context():
             last = self._dropped(self.model.num_layers - 1, outputs, ids)
             logits = self.model.finish(last, ids=ids, key=self._key)
-        loss = self._target.loss(logits.index_select(0, rows), y) / self._target.count
-        self._loss = self._loss + loss.detach()
-        return loss
+        return self._target.loss(logits.index_select(0, rows), y) / self._target.count
 
     def outputs(self, chunk: int) -> _State:
-        """What a chunk's rows are at the end of the stage."""
-        return {name: value.detach() for name, value in self._passed[chunk, self.stop].outputs.items()}
+        """What a chunk's rows are at the end of the stage. They are asked for once."""
+        at = chunk, self.stop
+        passed = self._passed.pop(at) if self._recompute else self._passed[at]
+        return {name: value.detach() for name, value in passed.outputs.items()}
 
     # Backward
 
@@ -223,19 +290,18 @@ class Stage:
         """Gradients down the layers of a task."""
         chunk = task.chunk
         assert chunk is not None, "a task of nothing is nobody's"
-        passed = self._passed.pop((chunk, task.stop))
+        passed = self._again(task) if self._recompute else self._passed.pop((chunk, task.stop))
         starts: list[tuple[Tensor, Tensor | None]] = []
         if task.stop == self.model.num_layers:
             starts += [] if passed.loss is None else [(passed.loss, None)]
         else:
             grads = self._arrived.pop(chunk) if task.stop == self.stop else self.input_grads(chunk, task.stop)
-            starts += [(value, grads[name]) for name, value in passed.outputs.items()]
+            starts += [(value, grads[name]) for name, value in passed.outputs.items() if name in grads]
         starts += [(rows, self.history.pulled(layer, chunk)) for layer, rows in passed.own]
         starts = [(value, grad) for value, grad in starts if value.requires_grad]
         if starts:
             torch.autograd.backward([value for value, _ in starts], [grad for _, grad in starts])
-        if task.first == 0:
-            self._push_begun(chunk, passed.inputs)
+        self._push_begun(chunk, passed.begun)
 
     def _push_begun(self, chunk: int, leaves: _State) -> None:
         for name, leaf in leaves.items():

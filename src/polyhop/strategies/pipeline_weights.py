@@ -1,6 +1,7 @@
 """Whose weights are whose in a pipeline: every rank trains those of its stage, and has the others only when somebody asks.
 
-Weights that several stages use are summed over all ranks in every step, so that all have the same.
+Gradients are summed over the ways of a stage, so that all of them have the same weights; the first counts as their owner.
+Weights that several stages use are summed over all ranks in every step.
 """
 
 from __future__ import annotations
@@ -19,15 +20,23 @@ __all__ = ["StageWeights"]
 
 
 class StageWeights:
-    """``owner``: name of a parameter -> rank that trains it; ``shared``: names of those that several do."""
+    """``owner``: name of a parameter -> rank that trains it; ``shared``: names of those that several stages do.
 
-    def __init__(self, model: nn.Module, pieces: Pieces, bounds: Sequence[int], line: Collective) -> None:
-        self._line = line
+    ``ways``: the line to the ranks of this stage.
+    """
+
+    def __init__(
+        self, model: nn.Module, pieces: Pieces, bounds: Sequence[int], line: Collective, ways: Collective
+    ) -> None:
+        self._line, self._ways = line, ways
         self._named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         stages = [pieces.of_span(first, stop) for first, stop in pairwise(bounds)]
-        users = {name: [rank for rank, used in enumerate(stages) if name in used] for name in self._named}
-        self.owner = {name: ranks[0] for name, ranks in users.items() if ranks}
-        self.shared = [name for name, ranks in users.items() if len(ranks) > 1]
+        users = {name: [stage for stage, used in enumerate(stages) if name in used] for name in self._named}
+        self.owner = {name: each[0] * ways.num_ranks for name, each in users.items() if each}
+        self.shared = [name for name, each in users.items() if len(each) > 1]
+        self._own = [
+            [name for name, each in users.items() if each == [stage]] for stage in range(len(stages))
+        ]
         self._norm = 0.0
 
     def names(self, rank: int) -> list[str]:
@@ -39,17 +48,16 @@ class StageWeights:
         """Values that are summed over ranks in every step."""
         return sum(self._named[name].numel() for name in self.shared)
 
+    @property
+    def num_own(self) -> list[int]:
+        """Of each stage: values of weights that it alone uses, summed over its ways."""
+        return [sum(self._named[name].numel() for name in names) for names in self._own]
+
     def end(self, loss: Tensor, wants_stop: bool) -> tuple[Tensor, bool]:
         """After a backward pass: (the loss of all ranks, whether one wants to stop). Shared weights get summed gradients."""
-        for name, p in self._named.items():
-            if name in self.shared and p.grad is None:
-                p.grad = torch.zeros_like(p)
-        if self.shared:
-            flat = torch.cat([self._grad(name).reshape(-1) for name in self.shared])
-            total = self._line.all_reduce(flat.to(self._line.device), kind="gradients").to(flat.device)
-            sizes = [self._named[name].numel() for name in self.shared]
-            for name, piece in zip(self.shared, total.split(sizes), strict=True):  # type: ignore[no-untyped-call]
-                self._named[name].grad = piece.view_as(self._named[name])
+        if self._ways.num_ranks > 1:
+            self._sum(self._own[self._line.rank // self._ways.num_ranks], self._ways)
+        self._sum(self.shared, self._line)
         mine = [grad for name in self.names(self._line.rank) if (grad := self._named[name].grad) is not None]
         squared = torch.stack([grad.square().sum() for grad in mine]).sum() if mine else loss.new_zeros(())
         tail = torch.stack([loss, squared.to(loss), loss.new_tensor(float(wants_stop))])
@@ -57,10 +65,18 @@ class StageWeights:
         self._norm = float(found[1]) ** 0.5
         return found[0].clone(), bool(found[2] > 0)
 
-    def _grad(self, name: str) -> Tensor:
-        grad = self._named[name].grad
-        assert grad is not None
-        return grad
+    def _sum(self, names: Sequence[str], line: Collective) -> None:
+        """Gradients of these weights, over the ranks of a line; one that has none has zeros."""
+        if not names:
+            return
+        grads = [
+            torch.zeros_like(p) if p.grad is None else p.grad for p in (self._named[name] for name in names)
+        ]
+        flat = torch.cat([grad.reshape(-1) for grad in grads])
+        total = line.all_reduce(flat.to(line.device), kind="gradients").to(flat.device)
+        pieces = total.split([grad.numel() for grad in grads])  # type: ignore[no-untyped-call]
+        for name, piece in zip(names, pieces, strict=True):
+            self._named[name].grad = piece.view_as(self._named[name])
 
     def clip(self, max_norm: float) -> None:
         """As torch.nn.utils.clip_grad_norm_, with the norm over all ranks."""

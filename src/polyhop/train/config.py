@@ -23,6 +23,8 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "feature_store": ("auto", "memory", "mapped", "disk"),
     "halo": ("exact", "stale", "sampled", "skipping", "sequential"),
     "chunk_order": ("shuffled", "paired", "fixed"),
+    "layer_costs": ("auto", "counted", "measured"),
+    "shared_rows": ("auto", "send", "recompute"),
     "progress": ("auto", "rich", "plain", "json", "none"),
 }
 _BITS = ("1", "2", "4", "8", "16", "32", "adaptive", "delta", "random")
@@ -40,7 +42,7 @@ _FREE_ON_RESUME = {
         "per_minibatch_rpc",
         "delta",
     ),
-    *("feature_store", "overlap", "recompute", "split_groups"),
+    *("feature_store", "overlap", "recompute", "split_groups", "layer_costs"),
 }
 _ENDING_SCHEDULES = ("cosine", "linear")  # their course depends on max_epochs
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -125,11 +127,25 @@ class Config:
     )
     halo_sums: bool = True  # sums of rows cross where that makes fewer messages than the rows
     overlap: bool = True  # strategy "halo" computes while rows are on their way
-    recompute: bool = False  # strategy "halo" computes layers again in the backward pass, for memory
-    chunks: int | None = None  # pieces of the graph in strategy "pipeline"; None = 4 for each stage
+    recompute: bool = False  # "halo" and "pipeline" compute layers again in the backward pass, for memory
+    stages: int | None = (
+        None  # of layers in strategy "pipeline"; None = one for each rank; fewer: ranks of a stage share the graph
+    )
+    chunks: int | None = None  # pieces of the graph in strategy "pipeline"; None = 4 for each rank
     chunk_order: str = "shuffled"  # of an epoch: shuffled | paired (each drawn order and its reverse) | fixed
     history_period: int = 1  # epochs between refreshes of what chunks read of those after them
     history_gamma: float = 1.0  # factor of gradients between chunks: 1 | 2
+    layer_costs: str = (
+        "auto"  # by which stages of strategy "pipeline" are balanced: counted | measured | auto
+    )
+    shared_rows: str = (
+        "auto"  # what a model gives to all layers (GCNII's h0), in strategy "pipeline": send | recompute
+    )
+    history_gradients: bool = False  # of the epoch before, where the order of chunks cuts off this one's
+    history_sweeps: int = (
+        0  # forward passes before an epoch, each of which makes one more layer of history exact
+    )
+    history_bound: float | None = None  # relative error of history above which chunks go together; None = any
     exact_layers: bool = False  # all chunks through a layer before any goes on: no history, stages wait
     seed: int = 0
     device: str = "auto"
@@ -160,11 +176,11 @@ class Config:
 
     def _check_numbers(self) -> None:
         at_least_one = ("eval_every", "keep_checkpoints", "prefetch", "batch_size", "patience")
-        others = ("decay_every", "checkpoint_every", "split_groups", "chunks", "history_period")
+        others = ("decay_every", "checkpoint_every", "split_groups", "stages", "chunks", "history_period")
         for name in (*at_least_one, *others):
             _require(self, name, int, lambda v: v >= 1, "a whole number of at least 1")
         _require(self, "labor_dependence", int, lambda v: 1 <= v <= 64, "a whole number in 1 .. 64")
-        for name in ("max_epochs", "warmup", "num_workers"):
+        for name in ("max_epochs", "warmup", "num_workers", "history_sweeps"):
             _require(self, name, int, lambda v: v >= 0, "a whole number of at least 0")
         _require(self, "seed", int, lambda v: 0 <= v < 2**63, "a whole number from 0 to 2^63 - 1")
         for name in ("lr", "clip"):
@@ -180,6 +196,7 @@ class Config:
         _require(self, "halo_smoothing", float, lambda v: 0 <= v < 1, "a number in 0 .. 1, less than 1")
         _require(self, "halo_drift", float, lambda v: 0 <= v < float("inf"), "a number of at least 0")
         _require(self, "history_gamma", float, lambda v: v in (1, 2), "1 or 2")
+        _require(self, "history_bound", float, lambda v: 0 <= v < float("inf"), "a number of at least 0")
         if str(self.bits) not in _BITS:
             raise ConfigError(unknown("bits", str(self.bits), _BITS))
         if self.macro != "auto":
@@ -206,6 +223,21 @@ class Config:
             raise ConfigError(
                 f"split_groups={self.split_groups} with strategy {self.strategy!r}: groups split slices of a mini-batch, "
                 "which strategy 'split' alone does: give --strategy split, or leave split_groups out"
+            )
+        if self.history_gradients and self.history_gamma != 1:
+            raise ConfigError(
+                f"history_gradients with history_gamma={self.history_gamma:g}: both make up for gradients that the order of "
+                "chunks cuts off, the one by those of the epoch before, the other by counting the rest twice: give one"
+            )
+        if self.history_sweeps and self.history_period > 1:
+            raise ConfigError(
+                f"history_sweeps={self.history_sweeps} with history_period={self.history_period}: sweeps make history anew "
+                "before every epoch, a period keeps it for several: give one"
+            )
+        if self.stages is not None and self.strategy != "pipeline":
+            raise ConfigError(
+                f"stages={self.stages} with strategy {self.strategy!r}: strategy 'pipeline' alone has stages of layers: "
+                "give --strategy pipeline, or leave stages out"
             )
         if self.device_cache_bytes and self.strategy != "split":
             raise ConfigError(

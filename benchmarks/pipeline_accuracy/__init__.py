@@ -1,0 +1,1 @@
+"""Bench ``pipeline-accuracy``: what history costs in points, against exact training."""

@@ -1,0 +1,51 @@
+"""What rows were before their chunk had its turn: of those that other chunks read, for a second forward pass.
+
+Chunks go backward when all have gone forward, so what a chunk read of those after it has been overwritten by then. Every
+chunk's rows are overwritten once an epoch; what was there goes here first, as far as others read it: one row for each such
+row of the graph, however many read it.
+
+Legend: N rows, U of them that chunks other than their own read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from polyhop.strategies.pipeline_chunks import Chunks
+
+__all__ = ["Past", "Spec"]
+
+Spec = tuple[tuple[int, ...], torch.dtype]
+"""Shape of one row, and its dtype."""
+
+
+class Past:
+    """Of one stage; ``layers`` as of its history."""
+
+    def __init__(self, chunks: Chunks, layers: Mapping[int, Spec], device: torch.device) -> None:
+        is_read = torch.zeros(chunks.num_rows, dtype=torch.bool)
+        for chunk in chunks.chunks:
+            is_read[chunk.others.cpu()] = True
+        self._at = is_read.cumsum(0) - 1  # int64 [N]: where a row that is read lies
+        self._own = []  # of each chunk: int64, which of its rows, and where they lie
+        for chunk in chunks.chunks:
+            mine = is_read[chunk.rows].nonzero().view(-1)
+            self._own.append((mine.to(device), self._at[chunk.start + mine].to(device)))
+        self._at = self._at.to(device)
+        count = int(is_read.sum())
+        self.rows = {
+            layer: torch.zeros(count, *shape, dtype=dtype, device=device)
+            for layer, (shape, dtype) in layers.items()
+        }
+
+    def keep(self, layer: int, chunk: int, rows: Tensor) -> None:
+        """A chunk's rows [n, ...], about to be overwritten."""
+        mine, at = self._own[chunk]
+        self.rows[layer][at] = rows[mine]
+
+    def read(self, layer: int, rows: Tensor) -> Tensor:
+        """What some rows (int64) were."""
+        return self.rows[layer][self._at[rows]]
