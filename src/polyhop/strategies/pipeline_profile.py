@@ -103,7 +103,8 @@ def _layer_s(
     given = [value.requires_grad_(has_grad) for value in state.values()]
 
     def forward() -> dict[str, Any]:
-        dropped = model.dropped(layer - 1, dict(state), ids=block.src_ids) if layer else dict(state)
+        rows: Any = dict(state)
+        dropped = model.dropped(layer - 1, rows, ids=block.src_ids) if layer else rows
         return dict(model.undropped(layer, block, dropped))
 
     return _least_s(model, placement, clock, forward, [value for value in given if value.requires_grad])
