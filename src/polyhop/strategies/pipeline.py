@@ -57,6 +57,8 @@ from polyhop.strategies.pipeline_fallback import Fallback
 from polyhop.strategies.pipeline_history import History, Meter
 from polyhop.strategies.pipeline_inputs import input_rows, target_of
 from polyhop.strategies.pipeline_lane import Lane
+from polyhop.strategies.pipeline_memory import Ledger, ledger_of
+from polyhop.strategies.pipeline_memory import note as memory_note
 from polyhop.strategies.pipeline_messages import WIDTHS, Messages
 from polyhop.strategies.pipeline_pieces import Pieces, quiet
 from polyhop.strategies.pipeline_profile import cut_matters, is_measured, measured_costs
@@ -241,6 +243,8 @@ class _PipelineStep:
         self.is_stop_agreed = False
         self.fallback = Fallback(None if config.exact_layers else config.history_bound, len(self.chunks))
         self._lay_out(balance(costs, layout.num_stages, crossing))
+        if self.memory is not None:
+            self.notes.append(memory_note(self.memory, team.line))
 
     def _lay_out(self, bounds: Sequence[int]) -> None:
         """Stages of these layers, with nothing in their tables."""
@@ -275,6 +279,12 @@ class _PipelineStep:
             local=self.pieces.local,
             **options,
         )
+        self.memory: Ledger | None = None  # of several ways it is not known
+        if self._meeting is None:
+            own = sorted(self.pieces.of_span(first, stop))
+            self.memory = ledger_of(
+                self._stage, self.pieces, self._model, own, layer_by_layer=config.exact_layers
+            )
         self._messages = Messages(self.pieces, self.chunks, int(config.bits))
         self._lane = Lane(self._stage, self._messages, line, self._trace)
         self.notes = [_note(self.chunks, self.ways, self.bounds, self._is_exact)]

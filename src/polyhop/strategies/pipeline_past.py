@@ -41,6 +41,17 @@ class Past:
             for layer, (shape, dtype) in layers.items()
         }
 
+    @property
+    def num_rows(self) -> int:
+        """That are read by chunks other than their own."""
+        return sum(at.numel() for _, at in self._own)
+
+    @property
+    def index_bytes(self) -> int:
+        """Of where they lie."""
+        indices = [self._at, *(each for pair in self._own for each in pair)]
+        return sum(each.numel() * each.element_size() for each in indices)
+
     def keep(self, layer: int, chunk: int, rows: Tensor) -> None:
         """A chunk's rows [n, ...], about to be overwritten."""
         mine, at = self._own[chunk]

@@ -29,6 +29,15 @@ class Randomness:
         if not all(map(torch.equal, before, _states(device))):
             found.states = before
 
+    @staticmethod
+    @contextmanager
+    def undrawn(device: torch.device) -> Iterator[None]:
+        """What is drawn inside is not missed afterwards."""
+        with Randomness.noted(device) as found:
+            yield
+        if found.states:
+            _set(device, found.states)
+
     @contextmanager
     def again(self, device: torch.device) -> Iterator[None]:
         """Inside, the same is drawn; afterwards generators are as before."""

@@ -20,7 +20,8 @@ Legend: n rows of a chunk, o rows of others that it reads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -107,6 +108,7 @@ class Stage:
         self._passed: dict[tuple[int, int], _Passed] = {}
         self._randomness: dict[tuple[int, int], Randomness] = {}  # of what is to be computed again
         self._arrived: dict[int, _State] = {}  # gradients of what left
+        self._watched: list[_Passed] | None = None
         self._loss = torch.zeros((), dtype=placement.dtype, device=placement.device)
 
     @property
@@ -191,7 +193,10 @@ class Stage:
         chunk = task.chunk
         assert chunk is not None
         with self.history.replayed(), self._randomness.pop((chunk, task.first)).again(self.device):
-            return self._ahead(task)
+            passed = self._ahead(task)
+        if self._watched is not None:
+            self._watched.append(passed)
+        return passed
 
     def _up(self, chunk: int, first: int, stop: int) -> _Passed:
         block, passed = self._blocks[chunk], _Passed({}, [], {})
@@ -321,6 +326,42 @@ class Stage:
         }
         found["h"] = found["h"] + self.history.pulled(layer, chunk)
         return found
+
+    # What memory is counted from
+
+    def like(self, chunks: Chunks, history: History, x: Rows | None, target: Target | None) -> Stage:
+        """The same layers on other chunks."""
+        span, recompute = (self.first, self.stop), self._recompute
+        return Stage(
+            self.model, span, chunks, history, self._placement, x=x, target=target, recompute=recompute,
+            local=self._local,
+        )  # fmt: skip
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """What it holds, by name: edges, places of rows, input rows, what was made of them, and all for the way back."""
+        return {
+            "blocks": self._blocks,
+            "structure": [self._blocks, self._sources, self._ids, self.chunks],
+            "x": self._x,
+            "target": self._target,
+            "begun": self._begun,
+            "begun_grads": self._begun_grads,
+            "held": [self._inputs, [vars(passed) for passed in self._passed.values()]],
+        }
+
+    @contextmanager
+    def watched(self) -> Iterator[list[_Passed]]:
+        """What tasks that are computed again inside leave for their way back, kept beyond it."""
+        self._watched = []
+        try:
+            yield self._watched
+        finally:
+            self._watched = None
+
+    @property
+    def recompute(self) -> bool:
+        return self._recompute
 
 
 def _leaf(rows: Tensor) -> Tensor:
