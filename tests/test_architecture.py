@@ -121,6 +121,7 @@ GROUND = {
         "pipeline_profile",
         "pipeline_replay",
         "pipeline_schedule",
+        "pipeline_setup",
         "pipeline_shared",
         "pipeline_shape",
         "pipeline_simulate",

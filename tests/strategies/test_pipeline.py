@@ -17,7 +17,7 @@ from polyhop.errors import ConfigError, UnsupportedError
 from polyhop.graph import Graph, Part
 from polyhop.kernels.keys import Key
 from polyhop.partition import Partition, share
-from polyhop.strategies import Team, WholeGraph, pipeline, place, single
+from polyhop.strategies import Team, WholeGraph, pipeline, pipeline_setup, place, single
 from polyhop.strategies.pipeline_history import Meter
 from polyhop.train.loss import cross_entropy_sum
 
@@ -314,7 +314,9 @@ def test_history_is_exact_where_weights_stand_still(make_graph: MakeGraph, name:
 def test_chunks_that_touch_nobody_are_exact(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """I6: a chunk for each connected component, at any order, with dropout, at the first epoch."""
     graph = islands(4, 15)
-    monkeypatch.setattr(pipeline, "choose_chunks", lambda block, wanted, seed: (torch.arange(60) // 15).int())
+    monkeypatch.setattr(
+        pipeline_setup, "choose_chunks", lambda block, wanted, seed: (torch.arange(60) // 15).int()
+    )
     found = over_stages(graph, name, 2, 0.3, epochs=2, chunks=4, history_gamma=2.0)
     assert_same(found, alone(graph, name, 0.3, epochs=2), 1e-12)
     assert all(meter.history_rows == 0 for meters in found.meters for meter in meters)

@@ -16,7 +16,7 @@ from polyhop.comm import Collective, run_in_threads
 from polyhop.errors import ConfigError
 from polyhop.graph import Block, Graph
 from polyhop.partition import partition, share
-from polyhop.strategies import pipeline, place
+from polyhop.strategies import pipeline, pipeline_setup, place
 from polyhop.strategies.pipeline_balance import balance
 from polyhop.strategies.pipeline_chunks import choose_chunks, cut_chunks
 from polyhop.strategies.pipeline_pieces import Pieces
@@ -104,7 +104,7 @@ def test_results_do_not_depend_on_the_cut(make_graph: MakeGraph, name: str, monk
             seen.append(costs)
             return costs
 
-        monkeypatch.setattr(pipeline, "measured_costs", measured)
+        monkeypatch.setattr(pipeline_setup, "measured_costs", measured)
         running.assert_same(running.over_stages(graph, name, 2, 0.4, epochs=3, **options), expected, 0.0)
         assert seen == [costs]  # on rank 0 alone
         assert run_in_threads(2, bounds_of, graph, name, options) == [bounds, bounds]
@@ -130,10 +130,10 @@ def fit(line: Collective, graph: Graph, options: dict[str, Any]) -> dict[str, to
 def test_a_run_that_goes_on_keeps_its_cut(make_graph: MakeGraph, tmp_path: Path, monkeypatch: Any) -> None:
     """Though costs are measured anew, and would cut elsewhere."""
     graph, folder = make_graph(60), {"run_dir": str(tmp_path / "run")}
-    monkeypatch.setattr(pipeline, "measured_costs", lambda *given: [9.0, 1.0, 1.0, 1.0])
+    monkeypatch.setattr(pipeline_setup, "measured_costs", lambda *given: [9.0, 1.0, 1.0, 1.0])
     whole = run_in_threads(2, fit, graph, {"max_epochs": 6})[0]
     run_in_threads(2, fit, graph, {"max_epochs": 3, **folder})
-    monkeypatch.setattr(pipeline, "measured_costs", lambda *given: [1.0, 1.0, 1.0, 9.0])
+    monkeypatch.setattr(pipeline_setup, "measured_costs", lambda *given: [1.0, 1.0, 1.0, 9.0])
     laid: list[tuple[int, ...]] = []
     lay_out = pipeline._PipelineStep._lay_out
 

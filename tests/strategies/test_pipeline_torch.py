@@ -21,7 +21,7 @@ from polyhop.comm import Collective
 from polyhop.graph import Graph
 from polyhop.kernels.keys import Key
 from polyhop.partition import Partition, share
-from polyhop.strategies import Team, pipeline, place
+from polyhop.strategies import Team, pipeline, pipeline_setup, place
 from polyhop.strategies.pipeline_schedule import Schedule
 from polyhop.train.loss import cross_entropy_sum
 
@@ -183,8 +183,8 @@ def both(line: Collective, graph: Graph, name: str, folder: str) -> list[tuple[d
     model = MODELS[name](graph).double().train()
     assert held.split is not None
     assert held.part.y is not None
-    chosen = pipeline.choose_chunks
-    pipeline.choose_chunks = lambda block, wanted, seed: (torch.arange(NODES) % CHUNKS).int()
+    chosen = pipeline_setup.choose_chunks
+    pipeline_setup.choose_chunks = lambda block, wanted, seed: (torch.arange(NODES) % CHUNKS).int()
     try:
         step: Any = pipeline.build(
             model,
@@ -196,7 +196,7 @@ def both(line: Collective, graph: Graph, name: str, folder: str) -> list[tuple[d
             team=team,
         )
     finally:
-        pipeline.choose_chunks = chosen
+        pipeline_setup.choose_chunks = chosen
     store = dist.FileStore(str(Path(folder) / f"store-{name}"), STAGES)
     dist.init_process_group("gloo", store=store, rank=line.rank, world_size=STAGES)
     found = []

@@ -34,24 +34,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from polyhop.comm import Collective, GroupLine
 from polyhop.errors import CheckpointError, ConfigError, UnsupportedError
 from polyhop.exchange import RowFetch, RowFormat
 from polyhop.exchange.gathered import gather_tensors
-from polyhop.graph import Block, Graph, SharedGraph
+from polyhop.graph import Graph, SharedGraph
 from polyhop.kernels.keys import Key
 from polyhop.nn.model import Model
 from polyhop.sample.wire import Wire
 from polyhop.strategies.held import HeldPart
 from polyhop.strategies.pipeline_balance import balance
 from polyhop.strategies.pipeline_check import check
-from polyhop.strategies.pipeline_chunks import Chunks, choose_chunks, cut_chunks, gather_block
+from polyhop.strategies.pipeline_chunks import cut_chunks, gather_block
 from polyhop.strategies.pipeline_cost import Between, Boundary, Facts, account, estimate
 from polyhop.strategies.pipeline_fallback import Fallback
 from polyhop.strategies.pipeline_history import History, Meter
@@ -61,7 +59,6 @@ from polyhop.strategies.pipeline_memory import Ledger, ledger_of
 from polyhop.strategies.pipeline_memory import note as memory_note
 from polyhop.strategies.pipeline_messages import WIDTHS, Messages
 from polyhop.strategies.pipeline_pieces import Pieces, quiet
-from polyhop.strategies.pipeline_profile import cut_matters, is_measured, measured_costs
 from polyhop.strategies.pipeline_schedule import (
     Layout,
     Schedule,
@@ -70,15 +67,13 @@ from polyhop.strategies.pipeline_schedule import (
     grouped,
     layer_by_layer,
 )
+from polyhop.strategies.pipeline_setup import checked_model, layer_costs, line_of_stage, note, shared_owner
 from polyhop.strategies.pipeline_shared import divided
 from polyhop.strategies.pipeline_stage import Stage
 from polyhop.strategies.pipeline_ways import (
     Meeting,
     Ways,
     WayStage,
-    check_chunks,
-    check_counts,
-    choose_ways,
     lay_out,
 )
 from polyhop.strategies.pipeline_weights import StageWeights
@@ -158,7 +153,9 @@ def build(
             f"{given}, and {type(model).__name__} has {model.num_layers} layers: every stage needs one; use fewer stages "
             "(--stages), fewer ranks (--workers), a deeper model, or strategy 'halo'"
         )
-    return _PipelineStep(_checked(model), graph, whole, config, train_ids, (loss, terms_per_row), trace, team)
+    return _PipelineStep(
+        checked_model(model), graph, whole, config, train_ids, (loss, terms_per_row), trace, team
+    )
 
 
 def _check_ways(layout: Layout, config: Config) -> None:
@@ -177,23 +174,6 @@ def _check_ways(layout: Layout, config: Config) -> None:
             f"{', '.join(asked)} with {layout.num_ways} ranks a stage (stages={layout.num_stages}): only where every rank "
             "is a stage of its own; leave it out, or leave out --stages"
         )
-
-
-def _checked(model: nn.Module) -> Model:
-    """The model, if its layers can be run apart, on some rows at a time."""
-    name = type(model).__name__
-    if not isinstance(model, Model) or type(model).forward is not Model.forward:
-        raise UnsupportedError(
-            f"{name} is not made of begin, layer and finish alone, so its layers cannot be spread over ranks: build it from "
-            "polyhop.nn (GCN, GCNII, DeepGCN, ..., or Stack for your own layers)"
-        )
-    for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            raise UnsupportedError(
-                f"{name} has BatchNorm, which needs the statistics of all rows at once, and a stage sees one chunk at a "
-                "time: use norm='layer' with norm_kwargs={'mode': 'node'}, or strategy 'halo', which shares statistics"
-            )
-    return model
 
 
 class _PipelineStep:
@@ -215,9 +195,10 @@ class _PipelineStep:
         self._placement = placement
         self._layout = layout = lay_out(team.line.num_ranks, config.stages)
         stage, way = layout.stage(team.line.rank), layout.way(team.line.rank)
-        self._near = _near(layout, team.line)
+        self._near = line_of_stage(layout, team.line)
         block, new_ids = gather_block(part, team.line)
-        owner, counts = self._shared_owner(block, config)
+        wanted = config.chunks or _CHUNKS_PER_RANK * layout.num_ranks
+        owner, counts = shared_owner(block, wanted, layout, config.seed, team.line)
         self.ways = Ways.of(block, owner, counts, way)
         self.chunks = cut_chunks(block, owner, self.ways.chunks[way]).on(placement.device)
         wish = config.shared_rows if layout.num_ways == 1 else "send"
@@ -229,7 +210,9 @@ class _PipelineStep:
             wish,
             int(config.bits),
         )
-        costs = self._layer_costs(graph)
+        costs = layer_costs(
+            config.layer_costs, model, self.pieces, graph, self.chunks, int(config.bits), layout, placement, team.line
+        )  # fmt: skip
         crossing = [float(self.pieces.columns(layer)) for layer in range(model.num_layers)]
         order = new_ids[self.chunks.ids] if stage == 0 or self.pieces.local else None
         x = input_rows(part, team.line, _fetch(graph, config), order)
@@ -287,40 +270,7 @@ class _PipelineStep:
             )
         self._messages = Messages(self.pieces, self.chunks, int(config.bits))
         self._lane = Lane(self._stage, self._messages, line, self._trace)
-        self.notes = [_note(self.chunks, self.ways, self.bounds, self._is_exact)]
-
-    def _layer_costs(self, graph: SharedGraph) -> list[float]:
-        """By which stages are balanced; where they are measured, rank 0 does it."""
-        counted = self.pieces.costs(graph.num_features, graph.num_nodes, graph.num_edges)
-        is_wished = is_measured(
-            self._config.layer_costs,
-            counted,
-            len(self.chunks),
-            cut_matters=cut_matters(self.pieces, int(self._config.bits)),
-        )
-        if not is_wished or self._layout.num_stages == 1:
-            return counted
-        found = torch.zeros(len(counted), dtype=torch.float64)
-        if self._line.rank == 0:
-            costs = measured_costs(self._model, self.pieces, graph.num_features, self.chunks, self._placement)
-            found = torch.tensor(costs, dtype=torch.float64)
-        return self._line.broadcast(found.to(self._line.device), kind="sizes").tolist()
-
-    def _shared_owner(self, block: Block, config: Config) -> tuple[Tensor, list[int]]:
-        """(the chunk of each node, chunks of each way); rank 0 chooses."""
-        wanted, num_ways = config.chunks or _CHUNKS_PER_RANK * self._layout.num_ranks, self._layout.num_ways
-        check_chunks(wanted, self._layout)
-        chosen = torch.zeros(block.num_dst + num_ways, dtype=torch.int32)
-        if self._line.rank == 0 and num_ways == 1:
-            owner = choose_chunks(block, wanted, config.seed)
-            chosen = torch.cat([owner, owner.max()[None] + 1])
-        elif self._line.rank == 0:
-            owner, counts = choose_ways(block, wanted, num_ways, config.seed)
-            chosen = torch.cat([owner, torch.tensor(counts, dtype=torch.int32)])
-        chosen = self._line.broadcast(chosen.to(self._line.device), kind="ids").cpu()
-        owner, counts = chosen[: block.num_dst], chosen[block.num_dst :].tolist()
-        check_counts(counts, block.num_dst)
-        return owner, counts
+        self.notes = [note(self.chunks, self.ways, self.bounds, self._is_exact)]
 
     # A step
 
@@ -497,23 +447,3 @@ class _PipelineStep:
         self.fallback.together = int(mine.get("together", torch.tensor(1)))
         if "made" in mine:
             self.history.restore(mine)
-
-
-def _near(layout: Layout, line: Collective) -> Collective:
-    """The line to the ways of this rank's stage. All ranks call it together."""
-    near = GroupLine(line, layout.team(layout.stage(line.rank)))
-    return near if layout.num_ways == 1 else near.fork()
-
-
-def _note(chunks: Chunks, ways: Ways, bounds: Sequence[int], is_exact: bool) -> str:
-    stages = ", ".join(str(stop - start) for start, stop in pairwise(bounds))
-    text = (
-        f"stages of {stages} layers, {len(chunks)} chunks of {min(chunks.sizes)} to {max(chunks.sizes)} nodes"
-    )
-    if len(ways) > 1:
-        share = int(ways.num_read.sum()) / max(chunks.num_nodes, 1)
-        text += f" in {len(ways)} ways that exchange {share:.2f} rows a node and layer"
-    if is_exact:
-        return f"{text}; no history is read"
-    reads = int(chunks.reads().sum()) / max(sum(chunk.num_rows for chunk in chunks.chunks), 1)
-    return f"{text} that read {reads:.2f} rows of others a node, about half of them history"
