@@ -83,7 +83,7 @@ def _turned(held: SharedGraph, line: Collective, job: Job, hidden: int) -> list[
 
 
 def _epochs(sides: Mapping[str, _Running], turns: int) -> dict[str, list[dict[str, Any]]]:
-    """Timed ones of every side. A side that is heavy on memory slows the one after it, so turns have other orders."""
+    """Timed ones of every side. A side may be slowed by the one before it, so turns have other orders."""
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in sides}
     names = list(sides)
     for turn in range(turns):

@@ -28,6 +28,12 @@ MODES: list[dict[str, Any]] = [
     {"chunks": 5, "exact_layers": True},
     {"chunks": 1},
 ]
+FRESHER: list[dict[str, Any]] = [
+    {"chunks": 5, "history_gradients": True},
+    {"chunks": 5, "history_sweeps": 2},
+    {"chunks": 5, "history_bound": 1e-9},
+    {"chunks": 5, "history_sweeps": 1, "bits": 8},
+]
 
 
 def trained(
@@ -50,9 +56,9 @@ def trained(
     return losses, gradients, meters, sent
 
 
-def assert_same_bits(graph: Graph, name: str, stages: int, options: dict[str, Any]) -> None:
-    plain = run_in_threads(stages, trained, graph, name, 4, options)
-    again = run_in_threads(stages, trained, graph, name, 4, {**options, "recompute": True})
+def assert_same_bits(graph: Graph, name: str, stages: int, options: dict[str, Any], epochs: int = 4) -> None:
+    plain = run_in_threads(stages, trained, graph, name, epochs, options)
+    again = run_in_threads(stages, trained, graph, name, epochs, {**options, "recompute": True})
     for (losses, gradients, meters, sent), (others, more, read, resent) in zip(plain, again, strict=True):
         assert losses == others
         assert [each.keys() for each in gradients] == [each.keys() for each in more]
@@ -68,6 +74,14 @@ def assert_same_bits(graph: Graph, name: str, stages: int, options: dict[str, An
 def test_gradients_have_the_same_bits(make_graph: MakeGraph, name: str, options: dict[str, Any]) -> None:
     """I10, dropout on: of every epoch, with history of the epoch before and of several before."""
     assert_same_bits(make_graph(60), name, 2, options)
+
+
+@pytest.mark.parametrize("options", FRESHER, ids=str)
+@pytest.mark.parametrize("name", ["gcn", "gat", "gcnii"])
+def test_what_makes_history_better_keeps_the_bits(
+    make_graph: MakeGraph, name: str, options: dict[str, Any]
+) -> None:
+    assert_same_bits(make_graph(60), name, 2, options, epochs=7)  # the bound is looked at every 5 epochs
 
 
 @pytest.mark.parametrize("period", [1, 3])
