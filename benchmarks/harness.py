@@ -21,6 +21,7 @@ __all__ = [
     "Timing",
     "alternate",
     "append_rows",
+    "busy_cores",
     "copy_bandwidth",
     "print_table",
     "write_json",
@@ -102,6 +103,19 @@ def alternate(
             sides[name]()
             seconds[name].append((time.perf_counter() - wall, time.process_time() - cpu))
     return {name: Timing(*zip(*pairs, strict=True), counts_cpu) for name, pairs in seconds.items()}
+
+
+def busy_cores(seconds: float = 1.0) -> float:
+    """Cores that the whole machine used while this waited; unlike the load average it forgets what ran before."""
+
+    def spent() -> tuple[int, int]:
+        times = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        return sum(times), times[3] + times[4]
+
+    total, idle = spent()
+    time.sleep(seconds)
+    total, idle = (after - before for after, before in zip(spent(), (total, idle), strict=True))
+    return (os.cpu_count() or 1) * (1 - idle / max(total, 1))
 
 
 def copy_bandwidth(num_threads: int, *, size_bytes: int = 1 << 29) -> float:

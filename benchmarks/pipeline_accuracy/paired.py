@@ -6,8 +6,9 @@ nodes, not the one at the best validation score, which hides swings. Exact is st
 one stage and ``CHUNKS`` chunks: the number of stages does not change a bit of what it trains (tests: I3), so more would
 only take longer.
 
-Runs of a seed are independent, two at a time on one thread each. POLYHOP_ACCURACY_KEPT=FILE keeps what every pair came to,
-and a run that was ended goes on from there."""
+Runs of a seed are independent, as many at a time as there are cores, on one thread each. POLYHOP_ACCURACY_KEPT=FILE keeps
+what every pair came to, and a run that was ended goes on from there; POLYHOP_ACCURACY_DEVICE=cuda trains on a GPU that they
+share. Without pymetis chunks are cut by fennel."""
 
 from __future__ import annotations
 
@@ -33,6 +34,7 @@ SEEDS, CHUNKS, LAST = 5, 8, 10
 STRESS = "like-arxiv"
 STRESS_SHAPE = Shape(20_000, 14, 40, 0.7, train=0.54)
 OURS: dict[str, Any] = {}  # options of the pipeline beside its chunks
+DEVICE = os.environ.get("POLYHOP_ACCURACY_DEVICE", "cpu")
 WITHIN = 1.0  # points of the exact side's last evaluations that count as reached
 Scores = dict[str, dict[str, list[float]]]  # side -> val, test: points of every evaluation; s: seconds
 
@@ -246,7 +248,7 @@ def _trained(case: Case, seed: int, graph: Any, side: str) -> dict[str, list[flo
     from polyhop.trainer import Trainer
 
     given = {"max_epochs": case.epochs, "eval_every": case.judged, "lr": case.lr, "seed": seed}
-    common = {"device": "cpu", "progress": "none", **given}
+    common = {"device": DEVICE, "progress": "none", **given}
     model = deep_model(
         case.model, graph, case.num_layers, case.hidden, dropout=case.dropout, seed=1000 + seed
     )

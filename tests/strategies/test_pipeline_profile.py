@@ -35,12 +35,22 @@ def costs_of(graph: Graph, model: Any, num_chunks: int = 3, **given: Any) -> lis
     block = Block(graph.indptr, graph.indices, graph.num_nodes, in_degree=degree)
     chunks = cut_chunks(block, choose_chunks(block, num_chunks, 0))
     pieces = Pieces.of(model, graph.num_features)
-    return measured_costs(model, pieces, graph.num_features, chunks, place("cpu", "64-true"), **given)
+    assert graph.x is not None
+    x = graph.x
+    return measured_costs(
+        model,
+        pieces,
+        lambda n: x.gather(torch.arange(n) % graph.num_nodes),
+        chunks,
+        place("cpu", "64-true"),
+        **given,
+    )
 
 
+@pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("name", running.MODELS)
-def test_every_layer_is_measured_and_nothing_is_left(make_graph: MakeGraph, name: str) -> None:
-    graph = make_graph(60)
+def test_every_layer_is_measured_and_nothing_is_left(make_graph: MakeGraph, name: str, sparse: bool) -> None:
+    graph = make_graph(60, sparse=sparse and name != "sage-max")
     model = running.model_of(name, graph, 0.4)
     before, state = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
     found = costs_of(graph, model)
@@ -112,6 +122,24 @@ def test_results_do_not_depend_on_the_cut(make_graph: MakeGraph, name: str, monk
 
 def bounds_of(line: Collective, graph: Graph, name: str, options: dict[str, Any]) -> Any:
     return running.build(line, graph, running.model_of(name, graph, 0.0), **options).bounds
+
+
+@pytest.mark.parametrize("name", ["gcn", "gcnii", "deepgcn"])
+def test_sparse_inputs_do_not_count_as_dense_ones(name: str) -> None:
+    """8 of 20,000 columns are set: what begins a model costs little, and stages get as many layers each."""
+    model: Any = {"gcn": nn.GCN, "gcnii": nn.GCNII, "deepgcn": nn.DeepGCN}[name]
+    pieces = Pieces.of(model(20_000, 64, num_layers=8, out_channels=5), 20_000)
+    sparse, dense = pieces.costs(20_000, 1000, 5000, 8.0), pieces.costs(20_000, 1000, 5000)
+    assert balance(sparse, 2) == (0, 4, 8)
+    assert balance(dense, 2) == (0, 1, 8)
+    assert pieces.costs(20_000, 1000, 5000, 20_000.0)[1:] == dense[1:]
+
+
+def test_ranks_agree_on_sparse_inputs(make_graph: MakeGraph) -> None:
+    """Parts differ in how many values their rows have; rank 0's count."""
+    graph = make_graph(60, sparse=True)
+    found = run_in_threads(3, bounds_of, graph, "gcnii", {"chunks": 5, "layer_costs": "counted"})
+    assert found[0] == found[1] == found[2]
 
 
 SEEDING = threading.Lock()

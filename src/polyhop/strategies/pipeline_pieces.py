@@ -91,15 +91,23 @@ class Pieces:
         end = len(self.used) if stop == self.num_layers else stop + 1
         return frozenset().union(*self.used[start:end], *(self.begun[name] for name in self.local))
 
-    def costs(self, num_features: int, num_nodes: int, num_edges: int) -> list[float]:
-        """Of each layer, in multiply-adds of a matrix product: dense products and sums over edges, forward and backward."""
+    def costs(
+        self, num_features: int, num_nodes: int, num_edges: int, num_set: float | None = None
+    ) -> list[float]:
+        """Of each layer, in multiply-adds of a matrix product: dense products and sums over edges, forward and backward.
+
+        ``num_set``: values in an input row that is kept sparse; such rows are always multiplied first.
+        """
         widths = [math.prod(state["h"][0]) for state in self.states]
         found = [
             3.0 * num_nodes * before * after + 2.0 * EDGE_COST * num_edges * before
             for before, after in pairwise(widths)
         ]
+        columns = num_features if num_set is None else min(float(num_features), EDGE_COST * num_set)
         if self.used[0]:
-            found[0] += 2.0 * num_nodes * num_features * widths[0]
+            found[0] += 2.0 * num_nodes * columns * widths[0]
+        elif num_set is not None:
+            found[0] = 2.0 * num_nodes * columns * widths[1] + 2.0 * EDGE_COST * num_edges * widths[1]
         return found
 
 

@@ -1,7 +1,8 @@
 """What each layer of a model costs, measured: seconds forward and backward on one chunk, before the stages are cut.
 
 One rank measures while the others wait, and tells all, so all cut alike. Layers of the same widths and weights are measured
-once. The chunk is the one of median edges; its rows are random numbers, nothing is dropped, no gradient is left behind.
+once. The chunk is the one of median edges; its input rows are rows of the graph (sparse ones, where they are), others random
+numbers; nothing is dropped, no gradient is left behind.
 
 Where nothing is to be gained from it costs are counted instead (``Pieces.costs``): chunks so small that calls cost more than
 what they compute; and runs whose result depends on where stages are cut (to the bit), which are to be repeatable.
@@ -21,6 +22,7 @@ from torch import Tensor
 from polyhop.errors import ConfigError, unknown
 from polyhop.graph import Block
 from polyhop.nn.model import Model
+from polyhop.nn.rows import Rows
 from polyhop.strategies.pipeline_chunks import Chunks
 from polyhop.strategies.pipeline_pieces import Pieces, quiet
 from polyhop.strategies.step import Placement
@@ -35,6 +37,8 @@ _REPEATS = 3
 _LONG_S = 0.5  # a layer that takes so long is not measured again
 
 Clock = Callable[[], float]
+Inputs = Callable[[int], Rows]
+"""So many input rows like those of the graph."""
 
 
 def is_measured(wish: str, costs: Sequence[float], num_chunks: int, *, cut_matters: bool) -> bool:
@@ -55,7 +59,7 @@ def cut_matters(pieces: Pieces, bits: int) -> bool:
 def measured_costs(
     model: Model,
     pieces: Pieces,
-    num_features: int,
+    inputs: Inputs,
     chunks: Chunks,
     placement: Placement,
     clock: Clock = time.perf_counter,
@@ -69,13 +73,15 @@ def measured_costs(
         for layer in range(model.num_layers):
             alike = _alike(model, pieces, layer)
             if alike not in found:
-                found[alike] = _layer_s(model, pieces, layer, block, placement, clock)
+                rows = _rows(pieces.states[layer], block.num_src, block.num_dst, placement)
+                if layer == 0 and not pieces.used[0]:
+                    rows = {"h": placement.rows(inputs(block.num_src))}
+                found[alike] = _layer_s(model, layer, block, rows, placement, clock, bool(pieces.used[0]))
             costs.append(found[alike])
         ids = block.dst_ids()
         ends = _rows(pieces.states[-1], block.num_dst, block.num_dst, placement)
-        x = torch.randn(block.num_dst, num_features, generator=_drawn(), dtype=placement.dtype)
-        x = x.to(placement.device)
         if pieces.used[0]:
+            x = placement.rows(inputs(block.num_dst))
             costs[0] += _least_s(model, placement, clock, lambda: dict(model.begin(x, ids=ids)), [])
         given = [value.requires_grad_() for value in ends.values() if value.is_floating_point()]
 
@@ -96,18 +102,22 @@ def _alike(model: Model, pieces: Pieces, layer: int) -> object:
 
 
 def _layer_s(
-    model: Model, pieces: Pieces, layer: int, block: Block, placement: Placement, clock: Clock
+    model: Model,
+    layer: int,
+    block: Block,
+    state: dict[str, Any],
+    placement: Placement,
+    clock: Clock,
+    has_begun: bool,
 ) -> float:
-    state = _rows(pieces.states[layer], block.num_src, block.num_dst, placement)
-    has_grad = layer > 0 or bool(pieces.used[0])
-    given = [value.requires_grad_(has_grad) for value in state.values()]
+    given = [value.requires_grad_() for value in state.values()] if layer or has_begun else []
 
     def forward() -> dict[str, Any]:
         rows: Any = dict(state)
         dropped = model.dropped(layer - 1, rows, ids=block.src_ids) if layer else rows
         return dict(model.undropped(layer, block, dropped))
 
-    return _least_s(model, placement, clock, forward, [value for value in given if value.requires_grad])
+    return _least_s(model, placement, clock, forward, given)
 
 
 def _least_s(
@@ -143,7 +153,7 @@ def _now(placement: Placement, clock: Clock) -> float:
     return clock()
 
 
-def _rows(state: dict[str, Any], num_src: int, num_dst: int, placement: Placement) -> dict[str, Tensor]:
+def _rows(state: dict[str, Any], num_src: int, num_dst: int, placement: Placement) -> dict[str, Any]:
     rng = _drawn()
     return {
         name: torch.randn(num_src if name == "h" else num_dst, *shape, generator=rng).to(

@@ -5,6 +5,7 @@ cost, who shares a stage.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -12,8 +13,9 @@ from torch import Tensor, nn
 
 from polyhop.comm import Collective, GroupLine
 from polyhop.errors import UnsupportedError
-from polyhop.graph import Block, SharedGraph
+from polyhop.graph import Block, SharedGraph, SparseFeatures
 from polyhop.nn.model import Model
+from polyhop.nn.rows import Rows
 from polyhop.strategies.pipeline_chunks import Chunks, choose_chunks
 from polyhop.strategies.pipeline_pieces import Pieces
 from polyhop.strategies.pipeline_profile import cut_matters, is_measured, measured_costs
@@ -72,15 +74,34 @@ def layer_costs(
     line: Collective,
 ) -> list[float]:
     """By which stages are balanced; where they are measured, rank 0 does it. All ranks call it together."""
-    counted = pieces.costs(graph.num_features, graph.num_nodes, graph.num_edges)
+    num_set = _num_set(graph, line)
+    counted = pieces.costs(graph.num_features, graph.num_nodes, graph.num_edges, num_set)
     is_wished = is_measured(wish, counted, len(chunks), cut_matters=cut_matters(pieces, bits))
     if not is_wished or layout.num_stages == 1:
         return counted
     found = torch.zeros(len(counted), dtype=torch.float64)
     if line.rank == 0:
-        costs = measured_costs(model, pieces, graph.num_features, chunks, placement)
+        costs = measured_costs(model, pieces, partial(_like_inputs, graph), chunks, placement)
         found = torch.tensor(costs, dtype=torch.float64)
     return line.broadcast(found.to(line.device), kind="sizes").tolist()
+
+
+def _num_set(graph: SharedGraph, line: Collective) -> float | None:
+    """Values in an input row of rank 0, where rows are kept sparse. All ranks call it together."""
+    if not isinstance(graph.part.x, SparseFeatures):
+        return None
+    rows = graph.part.x.rows
+    own = torch.tensor([rows.values.numel() / max(rows.shape[0], 1)], dtype=torch.float64)
+    return float(line.broadcast(own.to(line.device), kind="sizes"))
+
+
+def _like_inputs(graph: SharedGraph, num_rows: int) -> Rows:
+    """Input rows of this rank, over again where it has fewer."""
+    x = graph.part.x
+    if x is None or x.num_rows == 0:
+        drawn = torch.Generator().manual_seed(0)
+        return torch.randn(num_rows, graph.num_features, generator=drawn)
+    return x.gather(torch.arange(num_rows) % x.num_rows)
 
 
 def line_of_stage(layout: Layout, line: Collective) -> Collective:
