@@ -51,6 +51,7 @@ class Case:
     judged: int = 4  # epochs between evaluations
     lr: float = 0.005
     dropout: float = 0.3
+    schedule: str = "cosine"  # of the rate, to 0 at the end
 
     @property
     def name(self) -> str:
@@ -247,7 +248,7 @@ def _trained(case: Case, seed: int, graph: Any, side: str) -> dict[str, list[flo
     from polyhop.partition import partition, share
     from polyhop.trainer import Trainer
 
-    given = {"max_epochs": case.epochs, "eval_every": case.judged, "lr": case.lr, "seed": seed}
+    given = {"max_epochs": case.epochs, "eval_every": case.judged, "lr": case.lr, "schedule": case.schedule, "seed": seed}
     common = {"device": DEVICE, "progress": "none", **given}
     model = deep_model(
         case.model, graph, case.num_layers, case.hidden, dropout=case.dropout, seed=1000 + seed
