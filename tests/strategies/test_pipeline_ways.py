@@ -481,7 +481,6 @@ def test_every_node_a_chunk_of_its_own(make_graph: MakeGraph) -> None:
     ("name", "value"),
     [
         ("recompute", True),
-        ("bits", 8),
         ("shared_rows", "recompute"),
         ("history_gradients", True),
         ("history_sweeps", 1),

@@ -162,7 +162,6 @@ def _check_ways(layout: Layout, config: Config) -> None:
     """UnsupportedError for what several ways of a stage do not have."""
     given = {
         "recompute": config.recompute,
-        "bits": str(config.bits) != "32",
         "shared_rows": config.shared_rows == "recompute",
         "history_gradients": config.history_gradients,
         "history_sweeps": bool(config.history_sweeps),
