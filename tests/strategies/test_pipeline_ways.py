@@ -483,7 +483,6 @@ def test_every_node_a_chunk_of_its_own(make_graph: MakeGraph) -> None:
         ("recompute", True),
         ("shared_rows", "recompute"),
         ("history_gradients", True),
-        ("history_sweeps", 1),
         ("history_bound", 0.1),
     ],
 )

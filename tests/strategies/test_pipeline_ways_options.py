@@ -1,5 +1,5 @@
-"""Options of strategy ``pipeline`` where several ways share a stage: what they promise with one way holds, and bytes are those
-accounted."""
+"""Options of strategy ``pipeline`` where several ways share a stage: they keep what they promise with one way, and bytes are
+those accounted."""
 
 from __future__ import annotations
 
@@ -9,20 +9,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
-from polyhop.comm import run_in_threads
+from polyhop.comm import Collective, run_in_threads
 from polyhop.graph import Graph
+from polyhop.kernels.keys import Key
+from polyhop.strategies.pipeline_history import Meter
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.strategies.test_pipeline import (  # type: ignore[import-not-found]
+    LAYERS,
     Stepped,
     assert_same,
+    build,
+    far,
     joined,
+    model_of,
     on_rank,
     over_stages,
+    stepped,
 )
-from tests.strategies.test_pipeline_ways import over_ways  # type: ignore[import-not-found]
+from tests.strategies.test_pipeline_ways import Shape, over_ways  # type: ignore[import-not-found]
 
 MakeGraph = Callable[..., Graph]
 
@@ -73,10 +82,94 @@ def test_few_bits_repeat(make_graph: MakeGraph) -> None:
     assert_same(over_ways(graph, "gcnii", (1, 2), 0.4, epochs=3, bits=4, **options), plain, 0.0)
 
 
+# Sweeps before an epoch
+
+
+@pytest.mark.parametrize("name", ["gcn", "gcnii"])
+@pytest.mark.parametrize("shape", [(1, 2), (2, 2), (1, 3)])
+def test_each_sweep_fixes_a_layer(make_graph: MakeGraph, name: str, shape: Shape) -> None:
+    """C1, from tables of rubbish: rows that layer l reads are exact after l sweeps, those of other ways too."""
+    graph = make_graph(60)
+    options = {"stages": shape[0], "chunks": 4 * shape[1] - 1}
+
+    def run(line: Collective, sweeps: int) -> dict[int, Tensor]:
+        model = model_of(name, graph, 0.4)
+        step = build(line, graph, model, history_sweeps=sweeps, **options)
+        for table in step.history.rows.values():
+            table.fill_(7.0)
+        step.history.is_filled = True
+        schedule, key = step.schedule(0), Key(3, 0)
+        for _ in range(sweeps):
+            step._freshen(schedule, key)
+        assert step.chunks.num_rows > step.chunks.chunks[-1].stop
+        return {layer: table.clone() for layer, table in step.history.rows.items()}
+
+    def exact(line: Collective) -> dict[int, Tensor]:
+        model = model_of(name, graph, 0.4)
+        step = build(line, graph, model, exact_layers=True, **options)
+        stepped(step, model, 0)
+        return {layer: table.clone() for layer, table in step.history.rows.items()}
+
+    num_ranks = shape[0] * shape[1]
+    expected = run_in_threads(num_ranks, exact)
+    for sweeps in range(1, LAYERS):
+        for found, right in zip(run_in_threads(num_ranks, run, sweeps), expected, strict=True):
+            for layer, table in found.items():
+                assert (far(table, right[layer]) < 1e-12) == (layer <= sweeps), (sweeps, layer)
+
+
+def moved(
+    line: Collective, graph: Graph, name: str, epochs: int, options: dict[str, Any]
+) -> tuple[list[float], list[Meter]]:
+    """Losses and meters of some epochs; weights move at random in between, alike on all ranks."""
+    model = model_of(name, graph, 0.4)
+    step, losses, meters = build(line, graph, model, **options), [], []
+    for epoch in range(epochs):
+        losses.append(stepped(step, model, epoch))
+        meters.append(step.meter)
+        step.complete_model()
+        drawn = torch.Generator().manual_seed(epoch)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(torch.randn(p.shape, generator=drawn, dtype=p.dtype), alpha=0.05)
+    return losses, meters
+
+
+@pytest.mark.parametrize("shape", [(1, 2), (2, 2)])
+def test_enough_sweeps_give_the_exact_loss(make_graph: MakeGraph, shape: Shape) -> None:
+    """With dropout, of weights that have moved. What is read is then of this epoch: age 0."""
+    graph, given = make_graph(60), {"stages": shape[0], "chunks": 5}
+    num_ranks = shape[0] * shape[1]
+    exact, _ = run_in_threads(num_ranks, moved, graph, "gcnii", 3, {"exact_layers": True, **given})[0]
+    swept = run_in_threads(num_ranks, moved, graph, "gcnii", 3, {"history_sweeps": LAYERS - 1, **given})
+    plain, _ = run_in_threads(num_ranks, moved, graph, "gcnii", 3, given)[0]
+    assert swept[0][0] == pytest.approx(exact, rel=1e-12)
+    assert plain != pytest.approx(exact, rel=1e-4)
+    for _, meters in swept:
+        assert all(set(meter.ages) == {0} and meter.relative_error < 1e-12 for meter in meters)
+
+
+@pytest.mark.parametrize("name", ["gcn", "gat", "gcnii"])
+def test_stages_do_not_matter_to_sweeps(make_graph: MakeGraph, name: str) -> None:
+    graph, options = make_graph(60), {"chunks": 5, "history_sweeps": 2}
+    one = over_ways(graph, name, (1, 2), 0.4, epochs=3, **options)
+    for stages in (2, 4):
+        assert_same(over_ways(graph, name, (stages, 2), 0.4, epochs=3, **options), one, 0.0)
+
+
+def test_bytes_of_sweeps_are_accounted(make_graph: MakeGraph) -> None:
+    graph = make_graph(60)
+    for shape in ((1, 2), (2, 2), (2, 3)):
+        for options in ({}, {"bits": 8}, {"exact_layers": True}):
+            assert_accounted(
+                over_ways(graph, "gcnii", shape, 0.3, epochs=2, chunks=7, history_sweeps=2, **options)
+            )
+
+
 # Over processes
 
 
-@pytest.mark.parametrize("options", [{"bits": 4}], ids=str)
+@pytest.mark.parametrize("options", [{"bits": 4}, {"history_sweeps": 2}], ids=str)
 def test_over_gloo(make_graph: MakeGraph, ranks: Callable[..., list[Any]], options: dict[str, Any]) -> None:
     """The bits of virtual ranks."""
     graph, given = make_graph(60), {"stages": 2, "chunks": 5, **options}

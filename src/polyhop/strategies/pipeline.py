@@ -164,7 +164,6 @@ def _check_ways(layout: Layout, config: Config) -> None:
         "recompute": config.recompute,
         "shared_rows": config.shared_rows == "recompute",
         "history_gradients": config.history_gradients,
-        "history_sweeps": bool(config.history_sweeps),
         "history_bound": config.history_bound is not None,
     }
     asked = [name for name, is_given in given.items() if is_given]
@@ -223,7 +222,8 @@ class _PipelineStep:
         self._gathered: dict[str, Tensor] = {}
         self._optimizer: torch.optim.Optimizer | None = None
         self.is_stop_agreed = False
-        self.fallback = Fallback(None if config.exact_layers else config.history_bound, len(self.chunks))
+        bound = None if config.exact_layers else config.history_bound
+        self.fallback = Fallback(bound, self.ways.num_ticks, len(self.ways))
         self._lay_out(balance(costs, layout.num_stages, crossing))
         if self.memory is not None:
             self.notes.append(memory_note(self.memory, team.line))
@@ -275,17 +275,17 @@ class _PipelineStep:
 
     def schedule(self, epoch: int) -> Schedule:
         """What all ranks do in an epoch."""
-        orders, together = self._orders(epoch), self.fallback.together
-        made = (
-            layer_by_layer(self._layout, self.bounds, orders)
-            if self._config.exact_layers
-            else fill_drain(self._layout, self.bounds, orders)
-            if together == 1
-            else grouped(self._layout, self.bounds, orders, together)
-        )
+        given = self._layout, self.bounds, self._orders(epoch)
+        is_grouped = self._config.exact_layers or self._together > 1
+        made = grouped(*given, self._together) if is_grouped else fill_drain(*given)
         if epoch == 0:
             check(made)
         return made
+
+    @property
+    def _together(self) -> int:
+        """Ticks that go through a layer before any goes on."""
+        return self.ways.num_ticks if self._config.exact_layers else self.fallback.together
 
     def _orders(self, epoch: int) -> list[tuple[int, ...]]:
         seed, kind = self._config.seed, self._config.chunk_order
@@ -328,7 +328,7 @@ class _PipelineStep:
     @property
     def _num_sweeps(self) -> int:
         """Before every epoch."""
-        is_exact = self._is_exact or self.fallback.together >= len(self.chunks)
+        is_exact = self._is_exact or self._together >= self.ways.num_ticks
         return 0 if is_exact else self._config.history_sweeps
 
     @property
@@ -345,7 +345,7 @@ class _PipelineStep:
         schedule, orders = self.schedule(key.epoch), self._orders(key.epoch)
         for _ in range(self._num_sweeps):
             self._freshen(schedule, key)
-        self._begin(key.epoch, orders, at_once=self._config.exact_layers)
+        self._begin(key.epoch, orders, self._together, at_once=self._config.exact_layers)
         self._stage.begin(key)
         self._messages.begin(key)
         # Virtual ranks on one device share torch's backward thread.
@@ -358,17 +358,18 @@ class _PipelineStep:
         found, self.is_stop_agreed = self.weights.end(loss, self._team.asks_to_stop() or self.is_stop_agreed)
         return found
 
-    def _begin(self, epoch: int, orders: Sequence[Sequence[int]], *, at_once: bool) -> None:
-        self.history.begin(epoch, *([] if at_once else orders), together=self.fallback.together)
+    def _begin(self, epoch: int, orders: Sequence[Sequence[int]], together: int, *, at_once: bool) -> None:
+        """``at_once``: nothing that is read counts as history."""
+        self.history.begin(epoch, *([] if at_once else orders), together=together)
         if self._meeting is not None:
-            self._meeting.begin(orders, self.ways.num_ticks if at_once else 1)
+            self._meeting.begin(orders, together)
 
     def _sweep(self, epoch: int) -> None:
         """Fill the tables: every layer on all rows, without dropout, with the weights as they are."""
         schedule = layer_by_layer(self._layout, self.bounds, self.ways.chunks)
         forward = [action for action in schedule.lanes[self._line.rank] if action.task.direction == "forward"]
         with torch.no_grad(), quiet(self._model):
-            self._begin(epoch, self.ways.chunks, at_once=True)
+            self._begin(epoch, self.ways.chunks, self.ways.num_ticks, at_once=True)
             self._stage.begin(None, is_sweep=True)
             self._messages.begin(None)
             self._lane.run(forward)
@@ -379,7 +380,7 @@ class _PipelineStep:
         """All rows go through the pipeline once, dropped as in this epoch: one more layer of history becomes exact."""
         forward = [action for action in schedule.lanes[self._line.rank] if action.task.direction == "forward"]
         with torch.no_grad():
-            self._begin(key.epoch, self._orders(key.epoch), at_once=True)
+            self._begin(key.epoch, self._orders(key.epoch), self._together, at_once=True)
             self._stage.begin(key, is_sweep=True)
             self._messages.begin(key)
             self._lane.run(forward)
