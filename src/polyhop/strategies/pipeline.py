@@ -164,7 +164,6 @@ def _check_ways(layout: Layout, config: Config) -> None:
         "recompute": config.recompute,
         "shared_rows": config.shared_rows == "recompute",
         "history_gradients": config.history_gradients,
-        "history_bound": config.history_bound is not None,
     }
     asked = [name for name, is_given in given.items() if is_given]
     if layout.num_ways > 1 and asked:
