@@ -257,7 +257,7 @@ def test_what_is_decided_by_does_not_depend_on_stages(make_graph: MakeGraph) -> 
             place = {chunk: tick for order in each["orders"] for tick, chunk in enumerate(order)}
             reads = held.reads()
             for j in place:
-                at = held[j].rows if j in held.numbers else held.halo_rows(j)
+                at = held.table_rows(j)
                 read = sum(int(reads[i, j]) for i in held.numbers if place[i] < place[j])
                 for layer in each["before"] if read else []:
                     off = each["after"][layer][at] - each["before"][layer][at]
@@ -310,7 +310,7 @@ def test_resumed_is_undisturbed(make_graph: MakeGraph, tmp_path: Path, options: 
 # Over processes
 
 
-@pytest.mark.parametrize("options", [{"bits": 4}, {"history_sweeps": 2}], ids=str)
+@pytest.mark.parametrize("options", [{"bits": 4}, {"history_sweeps": 2}, {"recompute": True}], ids=str)
 def test_over_gloo(make_graph: MakeGraph, ranks: Callable[..., list[Any]], options: dict[str, Any]) -> None:
     """The bits of virtual ranks."""
     graph, given = make_graph(60), {"stages": 2, "chunks": 5, **options}

@@ -161,7 +161,6 @@ def build(
 def _check_ways(layout: Layout, config: Config) -> None:
     """UnsupportedError for what several ways of a stage do not have."""
     given = {
-        "recompute": config.recompute,
         "shared_rows": config.shared_rows == "recompute",
         "history_gradients": config.history_gradients,
     }
@@ -241,8 +240,8 @@ class _PipelineStep:
             config.history_period,
             config.history_gamma,
             placement.device,
-            replays=config.recompute and not config.exact_layers,
-            compensates=config.history_gradients and not config.exact_layers,
+            replays=config.recompute and not self._is_exact,
+            compensates=config.history_gradients and not self._is_exact,
         )
         self._meeting = None
         if len(self.ways) > 1:

@@ -180,7 +180,7 @@ class Meeting:
         for chunks, pending in [(chunks, self._lend(table, chunks)) for chunks in self._due(tick)]:
             for chunk, rows in zip(chunks, self._arrived(pending, layer, "forward"), strict=True):
                 if chunk is not None and rows.shape[0]:
-                    history.write_halo(layer, chunk, rows.to(table.device).view(-1, *table.shape[1:]))
+                    history.write(layer, chunk, rows.to(table.device).view(-1, *table.shape[1:]))
 
     def backward(self, layer: int, tick: int) -> None:
         """Gradients of the halo's rows back to the ways that own them."""
