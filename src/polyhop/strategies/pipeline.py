@@ -55,7 +55,7 @@ from polyhop.strategies.pipeline_fallback import Fallback
 from polyhop.strategies.pipeline_history import History, Meter
 from polyhop.strategies.pipeline_inputs import input_rows, target_of
 from polyhop.strategies.pipeline_lane import Lane
-from polyhop.strategies.pipeline_memory import Ledger, ledger_of
+from polyhop.strategies.pipeline_memory import ledger_of
 from polyhop.strategies.pipeline_memory import note as memory_note
 from polyhop.strategies.pipeline_messages import WIDTHS, Messages
 from polyhop.strategies.pipeline_pieces import Pieces, quiet
@@ -223,8 +223,7 @@ class _PipelineStep:
         bound = None if config.exact_layers else config.history_bound
         self.fallback = Fallback(bound, self.ways.num_ticks, len(self.ways))
         self._lay_out(balance(costs, layout.num_stages, crossing))
-        if self.memory is not None:
-            self.notes.append(memory_note(self.memory, team.line))
+        self.notes.append(memory_note(self.memory, team.line))
 
     def _lay_out(self, bounds: Sequence[int]) -> None:
         """Stages of these layers, with nothing in their tables."""
@@ -259,12 +258,9 @@ class _PipelineStep:
             local=self.pieces.local,
             **options,
         )
-        self.memory: Ledger | None = None  # of several ways it is not known
-        if self._meeting is None:
-            own = sorted(self.pieces.of_span(first, stop))
-            self.memory = ledger_of(
-                self._stage, self.pieces, self._model, own, layer_by_layer=config.exact_layers
-            )
+        own = sorted(self.pieces.of_span(first, stop))
+        by_layer = config.exact_layers or self._stage.has_ways
+        self.memory = ledger_of(self._stage, self.pieces, self._model, own, layer_by_layer=by_layer)
         self._messages = Messages(self.pieces, self.chunks, int(config.bits))
         self._lane = Lane(self._stage, self._messages, line, self._trace)
         self.notes = [note(self.chunks, self.ways, self.bounds, self._is_exact)]
