@@ -106,6 +106,10 @@ class Chunks:
         ends = torch.searchsorted(self.halo_chunks, torch.tensor([chunk, chunk + 1])).tolist()
         return slice(num_own + ends[0], num_own + ends[1])
 
+    def table_rows(self, chunk: int) -> slice:
+        """Where rows of any chunk are: its own, or those of another way's that chunks here read."""
+        return self[chunk].rows if chunk in self.numbers else self.halo_rows(chunk)
+
     def reads(self) -> Tensor:
         """int64 [K, K]: rows of chunk j that chunk i reads; of chunks that are not here nothing is known (0)."""
         counts = torch.zeros(len(self), len(self), dtype=torch.int64)
