@@ -67,7 +67,14 @@ from polyhop.strategies.pipeline_schedule import (
     grouped,
     layer_by_layer,
 )
-from polyhop.strategies.pipeline_setup import checked_model, layer_costs, line_of_stage, note, shared_owner
+from polyhop.strategies.pipeline_setup import (
+    checked_model,
+    layer_costs,
+    line_of_stage,
+    note,
+    num_sweeps,
+    shared_owner,
+)
 from polyhop.strategies.pipeline_shared import divided
 from polyhop.strategies.pipeline_stage import Stage
 from polyhop.strategies.pipeline_ways import (
@@ -98,7 +105,9 @@ class Config:
     history_period: int = 1  # epochs between refreshes of the history
     history_gamma: float = 1.0  # factor of gradients between chunks
     history_gradients: bool = False  # of the epoch before, where the order cuts off this one's
-    history_sweeps: int = 0  # forward passes before an epoch, for fresher history
+    history_sweeps: int | str = (
+        0  # forward passes before an epoch, for fresher history; auto: 1 where units are dropped
+    )
     history_bound: float | None = None  # relative error of history above which chunks go together
     exact_layers: bool = False  # layer by layer over all chunks: no history
     bits: int | str = 32  # of a value between stages: 1 | 2 | 4 | 8 | 16 | 32
@@ -190,6 +199,9 @@ class _PipelineStep:
         self._line, self._team, self._config, self._model = team.line, team, config, model
         self._placement = placement
         self._layout = layout = lay_out(team.line.num_ranks, config.stages)
+        self._wanted_sweeps = num_sweeps(
+            config.history_sweeps, model, config.history_period, config.history_gradients
+        )
         stage, way = layout.stage(team.line.rank), layout.way(team.line.rank)
         self._near = line_of_stage(layout, team.line)
         block, new_ids = gather_block(part, team.line)
@@ -323,7 +335,7 @@ class _PipelineStep:
     def _num_sweeps(self) -> int:
         """Before every epoch."""
         is_exact = self._is_exact or self._together >= self.ways.num_ticks
-        return 0 if is_exact else self._config.history_sweeps
+        return 0 if is_exact else self._wanted_sweeps
 
     @property
     def meter(self) -> Meter:
