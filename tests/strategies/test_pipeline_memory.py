@@ -189,6 +189,17 @@ def test_what_stages_make_for_themselves_counts(make_graph: MakeGraph) -> None:
         assert foreseen.inputs > 120 * 12 * 8
 
 
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("ways", [1, 2])
+def test_what_is_made_of_sparse_inputs_counts(make_graph: MakeGraph, ways: int, sparse: bool) -> None:
+    """A way of a later stage has input rows of its own alone, without its halo's."""
+    graph = make_graph(120, sparse=sparse)
+    for recompute in (False, True):
+        options = {"chunks": 7, "stages": 2, "shared_rows": "recompute", "recompute": recompute}
+        for foreseen, found, _ in run_in_threads(2 * ways, both, graph, "gcnii", options):
+            assert foreseen == found
+
+
 def test_recomputation_keeps_less(make_graph: MakeGraph) -> None:
     graph = make_graph(120)
     plain, again = (

@@ -488,7 +488,6 @@ def test_every_node_a_chunk_of_its_own(make_graph: MakeGraph) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("shared_rows", "recompute"),
         ("history_gradients", True),
     ],
 )

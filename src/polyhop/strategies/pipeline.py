@@ -170,7 +170,6 @@ def build(
 def _check_ways(layout: Layout, config: Config) -> None:
     """UnsupportedError for what several ways of a stage do not have."""
     given = {
-        "shared_rows": config.shared_rows == "recompute",
         "history_gradients": config.history_gradients,
     }
     asked = [name for name, is_given in given.items() if is_given]
@@ -209,20 +208,21 @@ class _PipelineStep:
         owner, counts = shared_owner(block, wanted, layout, config.seed, team.line)
         self.ways = Ways.of(block, owner, counts, way)
         self.chunks = cut_chunks(block, owner, self.ways.chunks[way]).on(placement.device)
-        wish = config.shared_rows if layout.num_ways == 1 else "send"
         self.pieces = divided(
             Pieces.of(model, graph.num_features, placement.context),
             model,
             graph.num_nodes,
             graph.num_features,
-            wish,
+            config.shared_rows,
             int(config.bits),
+            layout.num_ways,
         )
         costs = layer_costs(
             config.layer_costs, model, self.pieces, graph, self.chunks, int(config.bits), layout, placement, team.line
         )  # fmt: skip
         crossing = [float(self.pieces.columns(layer)) for layer in range(model.num_layers)]
-        order = new_ids[self.chunks.ids] if stage == 0 or self.pieces.local else None
+        entering = self.chunks.ids if stage == 0 else self.chunks.ids[: self.chunks.num_own]
+        order = new_ids[entering] if stage == 0 or self.pieces.local else None
         x = input_rows(part, team.line, _fetch(graph, config), order)
         self._rows = None if x is None else placement.rows(x)
         judges = layout.rank(layout.num_stages - 1) + self.ways.of_chunks()[owner.long()]
