@@ -161,7 +161,7 @@ def _knock(host: str, port: int, left_s: float) -> tuple[str, str]:
         there, here = probe.getpeername(), probe.getsockname()
     if (
         there == here
-    ):  # the system gave this end the very port that nobody listens on: TCP connects it to itself
+    ):  # nobody listens, the system gave this end that very port, and TCP connects it to itself
         raise ConnectionRefusedError
     return str(there[0]), str(here[0])
 
