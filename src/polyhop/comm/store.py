@@ -159,9 +159,7 @@ def _knock(host: str, port: int, left_s: float) -> tuple[str, str]:
     """Addresses of both ends of a connection to whatever listens there."""
     with socket.create_connection((host, port), timeout=min(5.0, left_s + 0.01)) as probe:
         there, here = probe.getpeername(), probe.getsockname()
-    if (
-        there == here
-    ):  # nobody listens, the system gave this end that very port, and TCP connects it to itself
+    if there == here:  # where nobody listens, TCP may connect a port to itself
         raise ConnectionRefusedError
     return str(there[0]), str(here[0])
 
