@@ -111,6 +111,7 @@ OF_WAYS: list[dict[str, Any]] = [
     {"chunks": 7, "recompute": True},
     {"chunks": 7, "recompute": True, "history_period": 3},
     {"chunks": 7, "exact_layers": True, "recompute": True},
+    {"chunks": 7, "history_gradients": True},
     {"chunks": 2},
 ]
 

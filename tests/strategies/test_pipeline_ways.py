@@ -15,7 +15,7 @@ from torch import Tensor
 
 from polyhop import nn
 from polyhop.comm import Collective, run_in_threads
-from polyhop.errors import ConfigError, UnsupportedError
+from polyhop.errors import ConfigError
 from polyhop.graph import Graph
 from polyhop.kernels.keys import Key
 from polyhop.sample import full_block
@@ -483,17 +483,6 @@ def test_every_node_a_chunk_of_its_own(make_graph: MakeGraph) -> None:
     assert_same(found, alone(graph, "gcn"), 1e-10)
     one, two = (over_ways(graph, "gcn", (stages, 2), epochs=2, chunks=1000) for stages in (1, 2))
     assert_same(two, one, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("history_gradients", True),
-    ],
-)
-def test_what_several_ways_do_not_have_is_refused(make_graph: MakeGraph, name: str, value: object) -> None:
-    with pytest.raises(UnsupportedError, match=rf"{name} with 2 ranks a stage \(stages=2\)"):
-        over_ways(make_graph(60), "gcn", (2, 2), **{name: value})
 
 
 def test_what_cannot_be_laid_out_is_refused(make_graph: MakeGraph) -> None:

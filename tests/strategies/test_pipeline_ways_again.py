@@ -40,8 +40,9 @@ AGAIN: list[dict[str, Any]] = [
 CASES = [(name, AGAIN[0]) for name in MODELS]
 CASES += [(name, options) for name in ("gcn", "gat", "gcnii") for options in AGAIN[1:]]
 BESIDE: list[dict[str, Any]] = [
+    {"chunks": 7, "history_gradients": True},
     {"chunks": 7, "history_sweeps": 2},
-    {"chunks": 7, "history_bound": 1e-9},
+    {"chunks": 7, "history_bound": 1e-9, "history_sweeps": 1},
     {"chunks": 7, "history_sweeps": 1, "bits": 8},
 ]
 

@@ -60,7 +60,6 @@ from polyhop.strategies.pipeline_memory import note as memory_note
 from polyhop.strategies.pipeline_messages import WIDTHS, Messages
 from polyhop.strategies.pipeline_pieces import Pieces, quiet
 from polyhop.strategies.pipeline_schedule import (
-    Layout,
     Schedule,
     chunk_order,
     fill_drain,
@@ -155,7 +154,6 @@ def build(
             f"bits={config.bits} is for strategy 'halo'"
         )
     layout = lay_out(team.line.num_ranks, config.stages)
-    _check_ways(layout, config)
     if layout.num_stages > getattr(model, "num_layers", layout.num_stages):
         given = f"{layout.num_ranks} ranks" if layout.num_ways == 1 else f"{layout.num_stages} stages"
         raise ConfigError(
@@ -165,19 +163,6 @@ def build(
     return _PipelineStep(
         checked_model(model), graph, whole, config, train_ids, (loss, terms_per_row), trace, team
     )
-
-
-def _check_ways(layout: Layout, config: Config) -> None:
-    """UnsupportedError for what several ways of a stage do not have."""
-    given = {
-        "history_gradients": config.history_gradients,
-    }
-    asked = [name for name, is_given in given.items() if is_given]
-    if layout.num_ways > 1 and asked:
-        raise UnsupportedError(
-            f"{', '.join(asked)} with {layout.num_ways} ranks a stage (stages={layout.num_stages}): only where every rank "
-            "is a stage of its own; leave it out, or leave out --stages"
-        )
 
 
 class _PipelineStep:

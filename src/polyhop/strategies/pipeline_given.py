@@ -4,9 +4,10 @@ A chunk's gradient is complete when all that read its rows have gone backward. O
 gets nothing, because they read history. Here every reader keeps what it would have sent: the gradient of each row that it
 read of others. In the next epoch a row starts with what those of its readers gave then that will not give now. So no
 gradient is left out or counted twice, some are one epoch old; where weights stand still and no unit is dropped, all are
-exact once every layer has had an epoch.
+exact once every layer has had an epoch. Where the row is another way's, it goes to the gradients of the halo, and returns to
+its owner with those of this epoch: nothing more is exchanged.
 
-Legend: N rows, K chunks, o rows of others that a chunk reads.
+Legend: N rows, of the halo too, K chunks, o rows of others that a chunk reads.
 """
 
 from __future__ import annotations
@@ -38,15 +39,20 @@ class PastGradients:
 
     def keep(self, layer: int, chunk: int, grads: Tensor) -> None:
         """What a chunk gives to the rows [o, ...] that it read."""
-        self.given[layer][self._starts[chunk] : self._starts[chunk + 1]] = grads
+        self._of(layer, chunk).copy_(grads)
+
+    def _of(self, layer: int, chunk: int) -> Tensor:
+        at = chunk - self._chunks.first
+        return self.given[layer][self._starts[at] : self._starts[at + 1]]
 
     def begin(self, layer: int, table: Tensor, place: Sequence[int]) -> None:
         """Add to a table [N, ...] of gradients what readers before a row's chunk gave in the epoch before."""
         flat = table.view(table.shape[0], -1)
         places = torch.tensor(place, device=table.device)
-        for chunk, at in enumerate(self._chunks.chunks):
+        for chunk in self._chunks.numbers:
+            at = self._chunks[chunk]
             is_cut = places[at.other_chunks] > place[chunk]
-            rows = self.given[layer][self._starts[chunk] : self._starts[chunk + 1]][is_cut]
+            rows = self._of(layer, chunk)[is_cut]
             if rows.shape[0]:
                 scatter_add_rows(flat, at.others[is_cut], rows.reshape(rows.shape[0], -1).contiguous())
 
