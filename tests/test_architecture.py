@@ -88,6 +88,7 @@ GROUND = {
         "widths",
     },
     "nn": {"conv", "halo", "layer", "model", "modules", "rows", "scale"},
+    "serverless": {"edge_ops", "loss_ops", "ops", "program", "ragged", "segments", "tiles"},
     "strategies": {
         "data_cost",
         "flows",
