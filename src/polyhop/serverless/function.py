@@ -23,7 +23,8 @@ import zmq
 
 from polyhop.errors import ConfigError
 from polyhop.serverless import wire
-from polyhop.serverless.program import Program, run_task
+from polyhop.serverless.program import Program
+from polyhop.serverless.tasks import run_task
 from polyhop.serverless.secrets import Entry, KeyPair, guarded
 from polyhop.serverless.wire import Array, WireError
 
@@ -101,7 +102,7 @@ class _Weights:
         name = (task.key.piece, task.version)
         if task.program is not None:
             sent = {key[2:]: value for key, value in arrays.items() if key.startswith("w:")}
-            self._kept[name] = Program.from_json(task.program), sent
+            self._kept[name] = Program.from_plain(task.program), sent
             while len(self._kept) > _KEPT_WEIGHTS:
                 self._kept.popitem(last=False)
         if name not in self._kept:
