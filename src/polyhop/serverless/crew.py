@@ -1,7 +1,7 @@
 """The crew: keeps as many functions alive as are wanted while there is work, and says which have gone.
 
-A thread looks at the launcher some times a second. What a function that is gone had leased is given to others at once; one that
-ends with work left is replaced. Functions that fail as soon as they are started, one after another, end the run.
+A thread looks at the launcher some times a second. What a function that is gone had leased is given to others at once;
+one that ends with work left is replaced. Functions that fail as soon as they are started, one after another, end the run.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ class Crew:
             self._done_then = done
             if self._in_a_row >= _FAILURES:
                 self._post.inbox.put(
-                    Broken(f"{_FAILURES} functions ended with a failure before any had done a task: {each.said[-500:]}")
+                    Broken(
+                        f"{_FAILURES} functions ended with a failure before any had done a task: {each.said[-500:]}"
+                    )
                 )
                 self._in_a_row = 0
         if len(self._post.ledger):

@@ -1,11 +1,11 @@
 """The function: a short-lived worker that dials out to one server, asks for tasks, computes them and brings the results.
 
 It keeps nothing that matters: weights it was sent (by version, to save bytes) and a connection. It may die, hang, or be
-started twice at any moment. While it computes one task the next one is on its way (``prefetch`` wishes at a time). It asks
-for no more when its time is nearly up, when it is told to stop, or when nothing came for ``idle_s``.
+started twice at any moment. While it computes one task the next one is on its way (``prefetch`` wishes at a time). It
+asks for no more when its time is nearly up, when it is told to stop, or when nothing came for ``idle_s``.
 
-Run as ``python -m polyhop.serverless.function`` with its order (JSON) on standard input; on other platforms ``work`` is called
-with it. Imports numpy, pyzmq and msgspec, never torch. Whoever starts it limits numpy to one thread.
+Run as ``python -m polyhop.serverless.function`` with its order (JSON) on standard input; on other platforms ``work`` is
+called with it. Imports numpy, pyzmq and msgspec, never torch. Whoever starts it limits numpy to one thread.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ import zmq
 from polyhop.errors import ConfigError
 from polyhop.serverless import wire
 from polyhop.serverless.program import Program
-from polyhop.serverless.tasks import run_task
 from polyhop.serverless.secrets import Entry, KeyPair, guarded
+from polyhop.serverless.tasks import run_task
 from polyhop.serverless.wire import Array, WireError
 
 __all__ = ["Order", "Summary", "main", "work"]
@@ -140,7 +140,9 @@ class _Worker:
     ) -> None:
         self._order, self._socket, self._left, self._clock = order, socket, left, clock
         self._weights, self._done, self._longest = _Weights(), Summary(), 0.0
-        self._waiting: deque[tuple[float, wire.Task, dict[str, Array]]] = deque()  # (not before, task, arrays)
+        self._waiting: deque[tuple[float, wire.Task, dict[str, Array]]] = (
+            deque()
+        )  # (not before, task, arrays)
         self._wishes = 0
 
     def run(self) -> Summary:

@@ -1,7 +1,7 @@
 """Graph operations of a server on one interval: what its destinations gather, and what goes back for the rows they read.
 
-Sums know their gradient without having kept anything: it is the sum over the transposed edges. Attention keeps the rows that it
-read until its gradient is asked for, since rows of a table may be overwritten before.
+Sums know their gradient without having kept anything: it is the sum over the transposed edges. Attention keeps the rows
+that it read until its gradient is asked for, since rows of a table may be overwritten before.
 
 Legend: D rows of an interval, S sources of it.
 """
@@ -53,7 +53,9 @@ class Sum:
         with torch.no_grad():
             return self._layer.aggregate(pooled, table[self._name], None), None
 
-    def give_back(self, interval: Interval, kept: Any, grad: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def give_back(
+        self, interval: Interval, kept: Any, grad: Tensor
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Gradients of the rows of sources [S, columns], and of rows of the destinations alone."""
         block, dtype = interval.block, grad.dtype
         weighed = self._layer.linear(block, dtype)
@@ -100,12 +102,17 @@ class Attention:
         leaves = [each.requires_grad_() for each in (*read, own[self._dst].detach().clone())]
         with torch.enable_grad():
             found = self._layer.aggregate(
-                interval.block, leaves[0], (leaves[1], leaves[2]), self._layer._attention_key(key, self._index)
+                interval.block,
+                leaves[0],
+                (leaves[1], leaves[2]),
+                self._layer._attention_key(key, self._index),
             )
             found = found.flatten(1)
         return found.detach(), (leaves, found)
 
-    def give_back(self, interval: Interval, kept: Any, grad: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def give_back(
+        self, interval: Interval, kept: Any, grad: Tensor
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         leaves, found = kept
         with torch.autograd.set_multithreading_enabled(False):
             m, src, dst = torch.autograd.grad(found, leaves, grad)

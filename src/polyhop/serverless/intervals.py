@@ -110,7 +110,8 @@ def cut_intervals(part: Part, block: Block, wanted: int, line: Collective) -> In
 
 def _without_empty(interval: Interval) -> Interval:
     kept: dict[str, Any] = {
-        name: {q: rows for q, rows in getattr(interval, name).items() if rows.numel()} for name in ("lent", "back")
+        name: {q: rows for q, rows in getattr(interval, name).items() if rows.numel()}
+        for name in ("lent", "back")
     }
     return replace(interval, **kept)
 

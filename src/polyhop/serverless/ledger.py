@@ -61,8 +61,8 @@ class _Entry(Generic[W]):
 class Ledger(Generic[W]):
     """Tasks of one server; ``W`` is what a function needs for one."""
 
-    def __init__(self, terms: Terms = Terms()) -> None:
-        self.terms = terms
+    def __init__(self, terms: Terms | None = None) -> None:
+        self.terms = terms or Terms()
         self.counts: Counter[str] = Counter()
         self._open: dict[TaskKey, _Entry[W]] = {}
         self._queue: list[tuple[int, TaskKey]] = []  # (0: again, 1: new; key)
@@ -186,6 +186,10 @@ class Ledger(Generic[W]):
         """Tasks of earlier epochs are not recognised any more: a result of one is unknown."""
         for epoch in [epoch for epoch in self._done_epoch if epoch < before_epoch]:
             del self._done_epoch[epoch]
-        old = [n for n, lease in self._leases.items() if lease.key.epoch < before_epoch and lease.key not in self._open]
+        old = [
+            n
+            for n, lease in self._leases.items()
+            if lease.key.epoch < before_epoch and lease.key not in self._open
+        ]
         for number in old:
             del self._leases[number]

@@ -1,8 +1,8 @@
 """Launcher ``local``: functions are processes of this host.
 
-A launcher has one job: that about n functions are alive. It starts what is missing, notices what has ended, and says when and
-for how long each ran; results and faults are the ledger's. Orders go through a pipe, so keys are neither in the list of
-processes nor in the environment.
+A launcher has one job: that about n functions are alive. It starts what is missing, notices what has ended, and says when
+and for how long each ran; results and faults are the ledger's. Orders go through a pipe, so keys are neither in the list
+of processes nor in the environment.
 """
 
 from __future__ import annotations

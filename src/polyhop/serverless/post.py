@@ -1,9 +1,9 @@
 """The post: a server's socket, in a thread of its own. It hands out leases, takes results, and passes rows between servers.
 
-The thread alone touches sockets and ledger. Whoever trains gives it work (``offer``, ``send``) and takes what came back from
-``inbox``; it never waits for them. A function asks for work with a Pull; where there is none its wish is kept, and met as soon
-as there is. Every message is checked before it is believed: its sender's key (``secrets``), its form (``wire``), its lease
-(``ledger``). What is refused is counted, told in the log, and changes nothing.
+The thread alone touches sockets and ledger. Whoever trains gives it work (``offer``, ``send``) and takes what came back
+from ``inbox``; it never waits for them. A function asks for work with a Pull; where there is none its wish is kept, and
+met as soon as there is. Every message is checked before it is believed: its sender's key (``secrets``), its form
+(``wire``), its lease (``ledger``). What is refused is counted, told in the log, and changes nothing.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Post:
         limits: Limits = LIMITS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.job, self.ledger, self.inbox = job, Ledger[Work](terms or Terms()), queue.SimpleQueue[Any]()
+        self.job, self.ledger, self.inbox = job, Ledger[Work](terms), queue.SimpleQueue[Any]()
         self.refused: Counter[str] = Counter()
         self.sent: Counter[str] = Counter()  # payload bytes by kind
         self.received: Counter[str] = Counter()
@@ -137,7 +137,7 @@ class Post:
         port = self._router.bind_to_random_port(f"tcp://{host}")
         self.entry = Entry(f"tcp://{host}:{port}", keys.own.public)
         self._peers: dict[int, zmq.Socket[bytes]] = {}
-        self._is_open = True
+        self._is_open, self._is_broken = True, False
         self._thread = threading.Thread(target=self._run, name="post", daemon=True)
         self._thread.start()
 
@@ -210,11 +210,11 @@ class Post:
                 each.close(linger=200)
             self._context.term()
 
-    def _patience_ms(self) -> float:
+    def _patience_ms(self) -> int:
         deadline = self.ledger.next_deadline()
         if deadline is None:
-            return 1000.0
-        return 1000 * max(min(deadline - self._clock(), 1.0), 0.0) + 1
+            return 1000
+        return round(1000 * max(min(deadline - self._clock(), 1.0), 0.0)) + 1
 
     def _admit(self) -> None:
         """ZAP (RFC 27): an answer to every connection that shakes hands."""
@@ -301,6 +301,8 @@ class Post:
         if self._failures[header.key] >= _TRIES:
             tries = f"{_TRIES} functions failed at piece {header.key.piece}, interval {header.key.interval}"
             self.inbox.put(Broken(f"{tries}; the last said: {header.reason[:500]}"))
+            self._is_broken = True
+            self._dismiss("the run has failed")
         self.ledger.give_up(header.key, header.lease)
 
     def _lose(self, name: str) -> None:
@@ -310,7 +312,7 @@ class Post:
 
     def _serve(self) -> None:
         """Meet wishes while there are tasks."""
-        while self._wishing:
+        while self._wishing and not self._is_broken:
             function = self._functions.get(self._wishing[0])
             if function is None or function.wishes == 0:
                 self._wishing.popleft()
@@ -334,9 +336,7 @@ class Post:
             else:
                 self._lose(function.name)
 
-    def _reply(
-        self, identity: bytes, header: wire.Header, arrays: Mapping[str, Array] | None = None
-    ) -> bool:
+    def _reply(self, identity: bytes, header: wire.Header, arrays: Mapping[str, Array] | None = None) -> bool:
         """False if the function is not there any more."""
         try:
             self._router.send_multipart([identity, *wire.pack(header, arrays)], copy=False, flags=zmq.NOBLOCK)

@@ -1,17 +1,18 @@
 """The graph server: takes every interval of its part through the chain of a model, forward and back, epoch after epoch.
 
-    dense piece       offered to functions; what comes back is dropped (by key), kept, passed on        (AV, and its gradient)
+    dense piece       offered to functions; what comes back is dropped (by key), kept, passed on (AV, and its gradient)
     graph operation   rows published here and sent to servers that read them (SC); once those that the interval reads are
                       there, gathered (GA). Backward: gradients of what was read go to whoever owns it; once all readers of
                       the interval's rows have given theirs, they are summed
 
 Intervals are at different places at the same time, so that functions compute while the server gathers. ``staleness`` None
-(``pipe``): an interval gathers when all rows that it reads are of its epoch: the numbers of one process. S >= 0: it gathers what
-is there, but begins epoch e only when no interval anywhere is more than S epochs behind; then rows are at most S + 1 epochs old
-(checked at every read). The first epoch is always run as ``pipe``: before it there is nothing to read.
+(``pipe``): an interval gathers when all rows that it reads are of its epoch: the numbers of one process. S >= 0: it
+gathers what is there, but begins epoch e only when no interval anywhere is more than S epochs behind; then rows are at
+most S + 1 epochs old (checked at every read). The first epoch is always run as ``pipe``: before it there is nothing to
+read.
 
-The engine is one thread: it alone touches tables and intervals. The training thread says how far it may go (``go``) and waits
-for epochs (``wait``). Gradients of weights are summed in the order of intervals.
+The engine is one thread: it alone touches tables and intervals. The training thread says how far it may go (``go``) and
+waits for epochs (``wait``). Gradients of weights are summed in the order of intervals.
 """
 
 from __future__ import annotations
@@ -117,7 +118,9 @@ class Server:
         }
         self._by_number: dict[int, Interval] = {each.number: each for each in intervals}
         self._states = {number: _State() for number in self._by_number}
-        self._ready: list[tuple[int, int, int]] = []  # (epoch, place, interval) of graph operations that can run
+        self._ready: list[
+            tuple[int, int, int]
+        ] = []  # (epoch, place, interval) of graph operations that can run
         self._limit, self._finished = -1, dict[int, int]()
         self._epochs: dict[int, list[tuple[int, float, dict[str, Any]]]] = {}
         self._done: dict[int, Epoch] = {}
@@ -227,7 +230,8 @@ class Server:
         step = 2 * len(self._chain) - 1 - place if is_backward else place
         key, version = TaskKey(state.epoch, step, number, place, is_backward), state.version
         self.post.offer(
-            key, Work(version, flat(rows), lambda: self.versions.of(place, version), wants, dict(options or {}))
+            key,
+            Work(version, flat(rows), lambda: self.versions.of(place, version), wants, dict(options or {})),
         )
 
     def _came_back(self, done: Done) -> None:
@@ -248,7 +252,9 @@ class Server:
             return
         state.kept[place] = {name: value for name, value in done.arrays.items() if name.startswith("s:")}
         if is_last:
-            self._offer(number, place, True, self._rows(segment, state) | state.kept[place], self._wants(segment))
+            self._offer(
+                number, place, True, self._rows(segment, state) | state.kept[place], self._wants(segment)
+            )
             return
         for name in segment.program.outputs:
             rows = _as_tensor(done.arrays[name])
@@ -346,7 +352,9 @@ class Server:
     def _gather_or_collect(self, epoch: int, step: int, number: int) -> None:
         place = step if step < len(self._chain) else 2 * len(self._chain) - 1 - step
         start = time.perf_counter()
-        with self._trace.span("graph", interval=number, place=place, backward=step >= len(self._chain), epoch=epoch):
+        with self._trace.span(
+            "graph", interval=number, place=place, backward=step >= len(self._chain), epoch=epoch
+        ):
             if step < len(self._chain):
                 self._gather(number, place)
             elif self._states[number].kept.get(place) is True:
@@ -362,14 +370,18 @@ class Server:
         self.ages.check(state.epoch, self._tags(number, place, False), self._bound(state.epoch))
         op, key = self._ops[place], Key(self.settings.seed, state.epoch)
         own = {name: state.values[name] for name in op.of_own}
-        state.values[segment.gives], state.kept[place] = op.gather(interval, self._tables[place].rows, own, key)
+        state.values[segment.gives], state.kept[place] = op.gather(
+            interval, self._tables[place].rows, own, key
+        )
         self._forward(number, place + 1)
 
     def _give_back(self, number: int, place: int) -> None:
         """Gradients of the rows that the interval read go to their owners."""
         interval, state, segment = self._by_number[number], self._states[number], self._chain[place]
         assert isinstance(segment, Graph)
-        read, own = self._ops[place].give_back(interval, state.kept.pop(place), state.grads.pop(segment.gives))
+        read, own = self._ops[place].give_back(
+            interval, state.kept.pop(place), state.grads.pop(segment.gives)
+        )
         for name, grad in own.items():
             self._add_grad(state, name, grad)
         for server, positions in interval.back.items():
@@ -409,7 +421,9 @@ class Server:
             for name, pieces in weights.items():
                 for value in pieces:
                     tensor = torch.from_numpy(value)
-                    found.gradients[name] = found.gradients[name] + tensor if name in found.gradients else tensor
+                    found.gradients[name] = (
+                        found.gradients[name] + tensor if name in found.gradients else tensor
+                    )
         self.post.forget(epoch)
         with self._changed:
             self._done[epoch] = found

@@ -47,7 +47,9 @@ class Ages:
         """Count a read of rows with these tags; StalenessError where one is out of bounds. None: of this epoch alone."""
         for tag in tags:
             age = epoch - tag
-            is_allowed = age == 0 if staleness is None else tag != NEVER and -staleness <= age <= staleness + 1
+            is_allowed = (
+                age == 0 if staleness is None else tag != NEVER and -staleness <= age <= staleness + 1
+            )
             if not is_allowed:
                 raise StalenessError(
                     f"rows of epoch {tag} were read in epoch {epoch}, and the bound is "
@@ -59,10 +61,14 @@ class Ages:
 class Table:
     """Of one graph operation: ``widths`` of the rows by name."""
 
-    def __init__(self, num_rows: int, num_intervals: int, widths: Mapping[str, int], dtype: torch.dtype) -> None:
+    def __init__(
+        self, num_rows: int, num_intervals: int, widths: Mapping[str, int], dtype: torch.dtype
+    ) -> None:
         self.rows = {name: torch.zeros(num_rows, width, dtype=dtype) for name, width in widths.items()}
         self.tags = [NEVER] * num_intervals
-        self._given: dict[int, tuple[int, dict[str, Tensor]]] = {}  # reader -> epoch, gradients of what it read
+        self._given: dict[
+            int, tuple[int, dict[str, Tensor]]
+        ] = {}  # reader -> epoch, gradients of what it read
 
     def put(self, number: int, where: slice, epoch: int, rows: Mapping[str, Tensor]) -> None:
         """Rows of an interval."""
@@ -79,7 +85,9 @@ class Table:
 
     def collect(self, interval: Interval) -> dict[str, Tensor]:
         """Gradients of an interval's rows: all that its readers gave, in their order."""
-        found = {name: table.new_zeros(interval.num_rows, table.shape[1]) for name, table in self.rows.items()}
+        found = {
+            name: table.new_zeros(interval.num_rows, table.shape[1]) for name, table in self.rows.items()
+        }
         for reader in interval.readers:
             _, given = self._given[reader.number]
             for name, total in found.items():

@@ -48,8 +48,8 @@ def _rows(program: Program, arrays: Mapping[str, Array]) -> dict[str, Any]:
             missing = [part for part in _SPARSE if f"{name}/{part}" not in arrays]
             if missing:
                 raise InputError(f"task: {name}/{missing[0]} is missing")
-            parts = (arrays[f"{name}/{part}"] for part in _SPARSE)
-            found[name] = Ragged(*parts, row.shape[0])
+            indptr, indices, values = (arrays[f"{name}/{part}"] for part in _SPARSE)
+            found[name] = Ragged(indptr, indices, values, row.shape[0])
         elif name not in arrays:
             raise InputError(f"task: {name!r} is missing; given: {', '.join(arrays) or 'nothing'}")
         else:
@@ -91,7 +91,9 @@ def run_task(
 def _gradients(
     rows: Mapping[str, Array], weights: Mapping[str, Array], wants: Sequence[str]
 ) -> dict[str, Array]:
-    return {f"g:{name}": rows[name] for name in wants} | {f"d:{name}": value for name, value in weights.items()}
+    return {f"g:{name}": rows[name] for name in wants} | {
+        f"d:{name}": value for name, value in weights.items()
+    }
 
 
 def _values(outputs: Mapping[str, Array], program: Program) -> dict[str, float]:

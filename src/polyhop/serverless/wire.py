@@ -181,7 +181,7 @@ _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[Header] = msgspec.msgpack.Decoder(Header)
 
 
-def heads(arrays: Mapping[str, Array]) -> tuple[ArrayHead, ...]:
+def _heads(arrays: Mapping[str, Array]) -> tuple[ArrayHead, ...]:
     """What a header says of its arrays."""
     return tuple(ArrayHead(name, value.dtype.name, value.shape) for name, value in arrays.items())
 
@@ -191,12 +191,14 @@ def pack(header: Header, arrays: Mapping[str, Array] | None = None) -> list[Any]
     given = {name: np.ascontiguousarray(value) for name, value in (arrays or {}).items()}
     for name, value in given.items():
         if value.dtype.name not in _DTYPES:
-            raise WireError(f"array {name!r}: {value.dtype} cannot be sent; one of {', '.join(sorted(_DTYPES))}")
+            raise WireError(
+                f"array {name!r}: {value.dtype} cannot be sent; one of {', '.join(sorted(_DTYPES))}"
+            )
     if hasattr(header, "arrays"):
-        header = msgspec.structs.replace(header, arrays=heads(given))
+        header = msgspec.structs.replace(header, arrays=_heads(given))
     elif given:
         raise WireError(f"{type(header).__name__} carries no arrays, and was given {', '.join(given)}")
-    return [_ENCODER.encode(header), *(memoryview(value).cast("B") for value in given.values() if value.size)]
+    return [_ENCODER.encode(header), *(value.data.cast("B") for value in given.values() if value.size)]
 
 
 def unpack(frames: Sequence[Any], limits: Limits = LIMITS) -> tuple[Header, dict[str, Array]]:
@@ -228,7 +230,9 @@ def unpack(frames: Sequence[Any], limits: Limits = LIMITS) -> tuple[Header, dict
 def _size(head: ArrayHead, limits: Limits) -> int:
     """Bytes of an array as it was told."""
     if head.dtype not in _DTYPES:
-        raise WireError(f"array {head.name!r}: dtype {head.dtype[:20]!r}; one of {', '.join(sorted(_DTYPES))}")
+        raise WireError(
+            f"array {head.name!r}: dtype {head.dtype[:20]!r}; one of {', '.join(sorted(_DTYPES))}"
+        )
     if len(head.shape) > limits.num_dims or any(n < 0 for n in head.shape):
         raise WireError(f"array {head.name!r}: shape {head.shape[:8]}")
     size = math.prod(head.shape) * np.dtype(head.dtype).itemsize

@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 STRATEGIES: dict[str, ModuleType] = {
-    module.NAME: module for module in (single, data, macro, halo, pipeline, split, pushpull)
+    module.NAME: module for module in (single, data, macro, halo, pipeline, split, pushpull, serverless)
 }
 
 
