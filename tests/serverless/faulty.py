@@ -86,11 +86,11 @@ class FaultyLauncher(ThreadLauncher):
     """Functions that do at most some tasks, and of each, with a probability, what they should not."""
 
     def __init__(
-        self, order: Order, *, seed: int, rate: float, silent: bool = True, kinds: tuple[str, ...] = FAULTS
+        self, order: Order, *, seed: int, rate: float, silent: bool = True, kinds: tuple[str, ...] = FAULTS, late_s: float = 0.3
     ):
         super().__init__(order, self._misbehave)
         self._rng, self._rate, self._kinds, self._silent = random.Random(seed), rate, kinds, silent
-        self._lock = threading.Lock()
+        self._lock, self._late_s = threading.Lock(), late_s
         self.counts: Counter[str] = Counter()
 
     def ended(self) -> list[Ended]:
@@ -132,7 +132,7 @@ class FaultyLauncher(ThreadLauncher):
                     stop.wait(0.4)
                     return
                 if fault == "late":
-                    stop.wait(0.3)
+                    stop.wait(self._rng.random() * 2 * self._late_s)
                 if fault == "reorder":
                     held.append(push)  # goes after a later one
                 elif fault != "drop":

@@ -54,7 +54,15 @@ def alone(graph: Graph, name: str, p: float, epochs: int) -> Any:
     return stepped(step, model, epochs)
 
 
-def on_rank(line: Collective, graph: Graph, name: str, p: float, epochs: int, options: dict[str, Any]) -> Any:
+def on_rank(
+    line: Collective,
+    graph: Graph,
+    name: str,
+    p: float,
+    epochs: int,
+    options: dict[str, Any],
+    look: Callable[[Any], Any] = lambda step: None,
+) -> Any:
     model = model_of(name, graph, p)
     owner = (torch.arange(graph.num_nodes) % line.num_ranks).int()
     held = share(graph, Partition(owner, line.num_ranks), line.rank)
@@ -67,7 +75,7 @@ def on_rank(line: Collective, graph: Graph, name: str, p: float, epochs: int, op
         model, held, config, train_ids=train, whole=whole, loss=cross_entropy_sum, team=team
     )
     try:
-        return stepped(step, model, epochs)
+        return (*stepped(step, model, epochs), look(step))
     finally:
         step.close()
 

@@ -8,7 +8,7 @@
 Intervals are at different places at the same time, so that functions compute while the server gathers. ``staleness`` None
 (``pipe``): an interval gathers when all rows that it reads are of its epoch: the numbers of one process. S >= 0: it
 gathers what is there, but begins epoch e only when no interval anywhere is more than S epochs behind; then rows are at
-most S + 1 epochs old (checked at every read). The first epoch is always run as ``pipe``: before it there is nothing to
+most S + 1 epochs old (checked at every read). The first epoch of a run is always run as ``pipe``: before it there is nothing to
 read.
 
 The engine is one thread: it alone touches tables and intervals. The training thread says how far it may go (``go``) and
@@ -73,6 +73,7 @@ class Epoch:
 
 @dataclass(frozen=True)
 class _Go:
+    epoch: int  # that is trained now
     limit: int  # intervals may begin epochs up to this one
 
 
@@ -121,6 +122,7 @@ class Server:
         self._ready: list[
             tuple[int, int, int]
         ] = []  # (epoch, place, interval) of graph operations that can run
+        self._first: int | None = None  # epoch of this run
         self._limit, self._finished = -1, dict[int, int]()
         self._epochs: dict[int, list[tuple[int, float, dict[str, Any]]]] = {}
         self._done: dict[int, Epoch] = {}
@@ -136,9 +138,9 @@ class Server:
         """Weights for epochs that begin from now on."""
         self.versions.publish(version, weights)
 
-    def go(self, limit: int) -> None:
-        """Intervals may begin epochs up to ``limit``."""
-        self.post.inbox.put(_Go(limit))
+    def go(self, epoch: int, limit: int) -> None:
+        """An epoch is due, and intervals may begin those up to ``limit``. The first that is due is the first they begin."""
+        self.post.inbox.put(_Go(epoch, limit))
 
     def wait(self, epoch: int, alive: Callable[[], None] = lambda: None, every_s: float = 0.5) -> Epoch:
         """What came of an epoch, once all own intervals have ended it. ``alive`` may raise; it is called now and then."""
@@ -177,6 +179,9 @@ class Server:
             self._arrived(event)
         elif isinstance(event, _Go):
             self._limit = event.limit
+            if self._first is None:
+                self._first = event.epoch
+                self._finished = dict.fromkeys(self._by_number, event.epoch - 1)
             for number in self._by_number:
                 self._begin(number)
         elif isinstance(event, Broken):
@@ -185,7 +190,7 @@ class Server:
     def _begin(self, number: int) -> None:
         """Begin the next epoch of an interval, if it may."""
         state, last = self._states[number], self.settings.last_epoch
-        following = self._finished.get(number, -1) + 1
+        following = self._finished[number] + 1
         if state.epoch == following or following > self._limit or (last is not None and following > last):
             return
         self._states[number] = state = _State(following, self.versions.take(), dict(self._fixed[number]))
@@ -343,7 +348,7 @@ class Server:
         return [table.tags[read] for read in interval.reads]
 
     def _bound(self, epoch: int) -> int | None:
-        return None if epoch == 0 else self.settings.staleness
+        return None if epoch == self._first else self.settings.staleness
 
     def _is_readable(self, tag: int, epoch: int) -> bool:
         bound = self._bound(epoch)

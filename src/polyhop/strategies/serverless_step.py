@@ -139,7 +139,7 @@ class ServerlessStep:
         names = dict(self._model.named_parameters())
         self._version += 1
         self.server.publish(self._version, names)
-        self.server.go(key.epoch + (self._config.staleness or 0))
+        self.server.go(key.epoch, key.epoch + (self._config.staleness or 0))
         found = self.server.wait(key.epoch)
         trained = [(name, p) for name, p in names.items() if p.requires_grad]
         own = [found.gradients.get(name, torch.zeros_like(p)).reshape(-1) for name, p in trained]
