@@ -24,7 +24,7 @@ from benchmarks.halo.launches import Phase, phases, save, why_no_lab
 from benchmarks.harness import ROOT, Figure, busy_cores
 from benchmarks.pipeline import rank as one_rank
 from benchmarks.pipeline.rank import Job
-from benchmarks.pipeline.workload import NAIVE, OPTIMISED, OURS, SIDES, reddit_like
+from benchmarks.pipeline.workload import NAIVE, OPTIMISED, OURS, SIDES, SWEPT, reddit_like
 from polyhop.strategies.pipeline_schedule import Layout, Task, chunk_order, fill_drain
 from polyhop.strategies.pipeline_shape import Links, Work, choose_shape
 from polyhop.strategies.pipeline_simulate import simulate
@@ -196,3 +196,12 @@ def _ratios(name: str, phase: Phase, ratio: float, halo: float) -> Iterator[Figu
             f"computing {reached:.2f} of plain halo, {phase.mbit:.1f} Mbit/s{off}{busy}"
         )
         yield Figure(f"epoch_halo_vs_pipeline_{name}{end}", phase.speedup(side, OURS), "x", details)
+        details = (
+            f"the same over the pipeline with a sweep before every epoch, {1000 * phase.median(SWEPT):.0f} ms"
+        )
+        yield Figure(
+            f"epoch_halo_vs_pipeline_{name}{end}_swept",
+            phase.speedup(side, SWEPT),
+            "x",
+            f"{details}{off}{busy}",
+        )

@@ -16,7 +16,16 @@ import torch
 
 from benchmarks.halo.graphs import Cut, cut
 from benchmarks.harness import Figure
-from benchmarks.pipeline.workload import NAIVE, OPTIMISED, OURS, SIDES, build_step, deep_model, reddit_like
+from benchmarks.pipeline.workload import (
+    NAIVE,
+    OPTIMISED,
+    OURS,
+    SIDES,
+    SWEPT,
+    build_step,
+    deep_model,
+    reddit_like,
+)
 from polyhop.comm import Collective, Cost, run_in_threads
 from polyhop.kernels.keys import Key
 from polyhop.partition import share
@@ -96,6 +105,9 @@ def _of(model: str, made: Cut) -> Iterator[Figure]:
     yield Figure(
         f"volume_ratio_{model}_vs_optimised", counted[OPTIMISED].rows / counted[OURS].rows, "x", details
     )
+    swept = counted[SWEPT].rows
+    details = f"plain halo over the pipeline with a sweep before the epoch, {swept} bytes"
+    yield Figure(f"volume_ratio_{model}_swept", counted[NAIVE].rows / swept, "x", details)
     for side, end in ((NAIVE, ""), (OPTIMISED, "_vs_optimised")):
         top, bottom = counted[side].link_s(), counted[OURS].link_s()
         details = (

@@ -16,13 +16,27 @@ from polyhop.strategies import Team, find, place
 from polyhop.trace import NO_TRACE, Trace
 from polyhop.train.loss import cross_entropy_sum
 
-__all__ = ["MODELS", "NAIVE", "OPTIMISED", "OURS", "SIDES", "build_step", "deep_model", "reddit_like"]
+__all__ = [
+    "MODELS",
+    "NAIVE",
+    "OPTIMISED",
+    "OURS",
+    "SIDES",
+    "SWEPT",
+    "build_step",
+    "deep_model",
+    "reddit_like",
+]
 
-NAIVE, OPTIMISED, OURS = "halo_naive", "halo", "pipeline"
+NAIVE, OPTIMISED, OURS, SWEPT = "halo_naive", "halo", "pipeline", "pipeline_swept"
 SIDES: dict[str, tuple[str, dict[str, Any]]] = {
     NAIVE: ("halo", {"naive_halo": True}),  # graph parallel as published
     OPTIMISED: ("halo", {}),
-    OURS: ("pipeline", {}),
+    OURS: ("pipeline", {"history_sweeps": 0}),
+    SWEPT: (
+        "pipeline",
+        {"history_sweeps": 1},
+    ),  # a forward pass before every epoch: what is usual where units are dropped
 }
 MODELS: dict[str, Any] = {"gcn": GCN, "gcnii": GCNII, "deepgcn": DeepGCN}
 INSIDE = 0.9825  # share of edges inside a class: then eight parts read about 2.6 rows a node of one another, as of Reddit

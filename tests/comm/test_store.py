@@ -6,6 +6,8 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -102,6 +104,93 @@ def test_store_that_opens_late_is_reached() -> None:
     reach_store(HERE, port, waits)
     waits.close()
     thread.join()
+
+
+def test_store_of_the_run_before_is_waited_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every run of a program opens its own store at one address: who is early finds the last one, and it ends."""
+    stores = [host_store(HERE, 0, "0/0")]
+    port, seen, has_looked = stores[0].port, [], threading.Event()
+    look = store._run_of
+
+    def run_of(found: Any) -> str | None:
+        seen.append(look(found))
+        has_looked.set()
+        return seen[-1]
+
+    def change() -> None:
+        has_looked.wait(20)
+        stores.clear()
+        stores.append(host_store(HERE, port, "0/1"))
+        stores[0].set("a", "1")
+
+    monkeypatch.setattr(store, "_run_of", run_of)
+    thread = threading.Thread(target=change)
+    thread.start()
+    waits = Patience(1, 20)
+    client, _ = reach_store(HERE, port, waits, "0/1")
+    waits.close()
+    thread.join()
+    assert (seen[0], seen[-1]) == ("0/0", "0/1")
+    client.wait(["a"])  # of the second store alone
+    stores.clear()
+
+
+@pytest.mark.parametrize(("run", "expected"), [("0/0", "run 0/0"), (None, "no run yet")])
+def test_store_of_another_run_is_named_after_the_time(
+    patience: Patience, run: str | None, expected: str
+) -> None:
+    hosted = host_store(HERE, 0, run)
+    with pytest.raises(LaunchError, match=f"within 0.6 s: the store there is of {expected}, not of run 0/1"):
+        reach_store(HERE, hosted.port, patience, "0/1")
+
+
+@pytest.mark.parametrize("num_broken", [2, 100])
+def test_connection_that_breaks_is_tried_again_but_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch, num_broken: int
+) -> None:
+    """A store that has just ended closes what it had accepted; a stranger may do so to everyone."""
+    monkeypatch.setattr(store, "_CONNECT_S", 0.2)
+    monkeypatch.setattr(store, "_MOST_BROKEN", 3)
+    listener = socket.create_server((HERE, 0))
+    port, hosted = listener.getsockname()[1], []
+
+    def hang_up() -> None:
+        heard = 0
+        with listener, suppress(OSError):  # until the test shuts it
+            while heard < num_broken:
+                link, _ = listener.accept()
+                with link:
+                    heard += bool(link.recv(1))  # knocking says nothing
+        if heard == num_broken:
+            hosted.append(host_store(HERE, port))
+
+    thread = threading.Thread(target=hang_up, daemon=True)
+    thread.start()
+    waits = Patience(1, 20)
+    if num_broken == 2:
+        reach_store(HERE, port, waits)
+        thread.join()
+        assert hosted
+    else:
+        with pytest.raises(LaunchError, match=f"something answers at {HERE}:{port}, but it is no store"):
+            reach_store(HERE, port, waits)
+        assert waits.left_s > 0
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    waits.close()
+
+
+def test_port_that_connects_to_itself_is_no_store(
+    monkeypatch: pytest.MonkeyPatch, patience: Patience
+) -> None:
+    """Where nobody listens, the system may give the caller that very port, and TCP then connects it to itself."""
+    port, connect = free_port(), socket.create_connection
+    monkeypatch.setattr(
+        socket, "create_connection", lambda at, timeout: connect(at, timeout, source_address=(HERE, port))
+    )
+    monkeypatch.setattr(store, "_connect", lambda *_: pytest.fail("taken for a store"))
+    with pytest.raises(LaunchError, match=rf"did not reach the store at {HERE}:{port}.*(refused|in use)"):
+        reach_store(HERE, port, patience)
 
 
 def test_slow_start_says_what_it_waits_for(

@@ -21,11 +21,15 @@ from polyhop.launch import Launch
 from polyhop.launch.torchrun import seat_from_environment
 
 PROGRAM = """
-import json, sys
+import json, os, sys, time
 sys.path.insert(0, {path!r})
 import rank_functions
 from polyhop import launch
+from polyhop.comm.heartbeat import Heartbeat
 from polyhop.errors import PolyhopError
+if os.environ.get("LEAVE_LATE"):
+    leave = Heartbeat.goodbye
+    Heartbeat.goodbye = lambda self: [leave(self), time.sleep(1.5)]  # and only then closes the store
 options = launch.Launch(peer_timeout_s=20, start_timeout_s=60, pin=False, agreed={{"lr": sys.argv[2]}})
 try:
     first = launch.run(getattr(rank_functions, sys.argv[1]), sys.argv[3:], options)
@@ -85,9 +89,14 @@ def test_torchrun_starts_ranks_and_starts_them_again(tmp_path: Path, program: Pa
     assert "rank 1 (pid" in run.stdout  # what rank 0 said of the first attempt
 
 
-def test_ranks_started_by_hand_meet_at_rank_0(program: Path, remains: Remains) -> None:
+def test_ranks_started_by_hand_meet_at_rank_0(
+    program: Path, remains: Remains, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice: rank 1 is ready for the second run while rank 0 still has the store of the first, and waits for the second."""
     port = free_port()
-    ranks = [start_by_hand(program, port, rank, 2, "sum_up", "0.1") for rank in (1, 0)]
+    first = start_by_hand(program, port, 1, 2, "sum_up", "0.1")
+    monkeypatch.setenv("LEAVE_LATE", "1")
+    ranks = [first, start_by_hand(program, port, 0, 2, "sum_up", "0.1")]
     told = [rank.communicate(timeout=100) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], told
     assert [json.loads(out) for out, _ in told] == [[3.0, 3.0, 0, "torchrun", True]] * 2
@@ -109,11 +118,13 @@ def test_seat_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
     seat = seat_from_environment(None)
     assert (seat.rank, seat.num_ranks, seat.local_rank, seat.num_local, seat.attempt) == (1, 2, 1, 2, 3)
-    assert (seat.host, seat.port, seat.is_host) == ("127.0.0.1", 29500, False)
+    assert (seat.host, seat.port, seat.is_host, seat.has_own_store) == ("127.0.0.1", 29500, False, True)
     monkeypatch.setenv("RANK", "0")
     assert seat_from_environment(2).is_host
+    assert seat_from_environment(2).has_own_store
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     assert not seat_from_environment(2).is_host
+    assert not seat_from_environment(2).has_own_store
     assert launch.is_rank_process()
 
 

@@ -104,8 +104,9 @@ def on_rank(line: Collective, graph: Graph, name: str, p: float, epochs: int, op
         meters.append(step.meter)
     schedule = step.schedule(epochs - 1)
     accounted = pipeline.account(
-        schedule, step.chunks.sizes, step.boundaries, line.rank, 8, step.weights.num_shared, step.between
-    )
+        schedule, step.chunks.sizes, step.boundaries, line.rank, 8, step.weights.num_shared, step.between,
+        step._num_sweeps,
+    )  # fmt: skip
     estimated = pipeline.estimate(step.facts(), line.rank)
     step.close()
     return losses, gradients_of(model), cost, meters, accounted, estimated

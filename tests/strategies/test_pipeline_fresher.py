@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from polyhop import nn
 from polyhop.comm import Collective, run_in_threads
 from polyhop.errors import ConfigError
 from polyhop.graph import Graph
 from polyhop.kernels.keys import Key
-from polyhop.strategies import pipeline
+from polyhop.strategies import pipeline, pipeline_setup
 from polyhop.strategies.pipeline_check import check
 from polyhop.strategies.pipeline_fallback import EVERY, Fallback
 from polyhop.strategies.pipeline_history import Meter
@@ -283,3 +284,37 @@ def test_contradictions_are_refused() -> None:
         Trainer("pipeline", history_sweeps=1, history_period=3)
     with pytest.raises(ConfigError, match="history_bound=-1"):
         Trainer("pipeline", history_bound=-1)
+
+
+@pytest.mark.parametrize(
+    ("options", "p", "expected"),
+    [
+        ({}, 0.3, 1),
+        ({}, 0.0, 0),
+        ({"history_period": 3}, 0.3, 0),
+        ({"history_gradients": True}, 0.3, 0),
+        ({"chunks": 1}, 0.3, 0),
+        ({"exact_layers": True}, 0.3, 0),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", ["gcnii", "deepgcn", "gat"])
+def test_a_sweep_by_itself_where_units_are_dropped(
+    make_graph: MakeGraph, name: str, options: dict[str, Any], p: float, expected: int
+) -> None:
+    graph, given = make_graph(60), {"chunks": 5, "history_sweeps": "auto", **options}
+
+    def run(line: Collective) -> int:
+        return int(build(line, graph, model_of(name, graph, p), **given).facts().num_sweeps)
+
+    assert run_in_threads(2, run) == [expected] * 2
+
+
+def test_attention_that_drops_counts_as_dropping(make_graph: MakeGraph) -> None:
+    graph = make_graph(60)
+    dropping = nn.Stack([nn.GATConv(graph.num_features, 4, dropout=0.2), nn.GATConv(4, 3)], dropout=0.0)
+    assert pipeline_setup.num_sweeps("auto", dropping, 1, False) == 1
+    assert pipeline_setup.num_sweeps("auto", nn.Stack([nn.GATConv(8, 3)], dropout=0.0), 1, False) == 0
+    assert Trainer("pipeline").history_sweeps == "auto"
+    with pytest.raises(ConfigError, match="history_sweeps"):
+        Trainer("pipeline", history_sweeps="often")

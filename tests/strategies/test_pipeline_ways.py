@@ -102,10 +102,13 @@ def test_three_ways_have_the_same_bits_too(make_graph: MakeGraph) -> None:
 # What is computed, and what is read
 
 
-def on_way(line: Collective, graph: Graph, name: str, options: dict[str, Any]) -> dict[str, Any]:
-    """A rank's tables before its second epoch, and what came out of that."""
+def on_way(
+    line: Collective, graph: Graph, name: str, options: dict[str, Any], together: int = 1
+) -> dict[str, Any]:
+    """A rank's tables before its second epoch, and what came out of that. ``together``: ticks."""
     model = model_of(name, graph, 0.3)
     step = build(line, graph, model, **options)
+    step.fallback.together = together
     stepped(step, model, 0)
     step.weights.share()
     with torch.no_grad():
@@ -127,8 +130,13 @@ def on_way(line: Collective, graph: Graph, name: str, options: dict[str, Any]) -
     }
 
 
-def surrogate(graph: Graph, found: list[dict[str, Any]], ways: int, key: Key) -> tuple[Tensor, Any]:
-    """The loss of the epoch as one autograd graph on the whole graph: rows of ticks to come are constants."""
+def surrogate(
+    graph: Graph, found: list[dict[str, Any]], ways: int, key: Key, together: int = 1
+) -> tuple[Tensor, Any]:
+    """The loss of the epoch as one autograd graph on the whole graph: rows of ticks to come are constants.
+
+    ``together``: ticks that count as one.
+    """
     model, orders = found[0]["model"], found[0]["orders"]
     assert graph.x is not None
     assert graph.y is not None
@@ -137,7 +145,7 @@ def surrogate(graph: Graph, found: list[dict[str, Any]], ways: int, key: Key) ->
     assert isinstance(x, Tensor)
     train = graph.split.train[y[graph.split.train] >= 0]
     begun = model.begin(x.double(), key=key)
-    place = {chunk: tick for order in orders for tick, chunk in enumerate(order)}
+    place = {chunk: tick // together for order in orders for tick, chunk in enumerate(order)}
     chunks = {c: found[way]["step"].chunks for way in range(ways) for c in found[way]["step"].chunks.numbers}
     chunk_of = torch.empty(graph.num_nodes, dtype=torch.int64)
     for c, held in chunks.items():
@@ -151,8 +159,8 @@ def surrogate(graph: Graph, found: list[dict[str, Any]], ways: int, key: Key) ->
             whole[held.ids[:num_own]] = table[:num_own]
     now: dict[int, dict[int, Tensor]] = {}  # layer -> id -> row of this epoch
     total = x.new_zeros((), dtype=torch.float64)
-    for tick in range(max(len(order) for order in orders)):
-        here = [order[tick] for order in orders if tick < len(order)]
+    for tick in range(1 + max(place.values())):
+        here = [chunk for order in orders for chunk in order if place[chunk] == tick]
         states: dict[int, Any] = {}
         for layer in range(model.num_layers):
             for c in here if layer else []:  # before any of the tick goes on
@@ -480,12 +488,7 @@ def test_every_node_a_chunk_of_its_own(make_graph: MakeGraph) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("recompute", True),
-        ("bits", 8),
-        ("shared_rows", "recompute"),
         ("history_gradients", True),
-        ("history_sweeps", 1),
-        ("history_bound", 0.1),
     ],
 )
 def test_what_several_ways_do_not_have_is_refused(make_graph: MakeGraph, name: str, value: object) -> None:

@@ -294,12 +294,12 @@ def command(
         ),
     ] = False,
     history_sweeps: Annotated[
-        int,
+        str,
         typer.Option(
-            help="Forward passes before an epoch of strategy pipeline: each makes one more layer of history exact.",
+            help="Forward passes before an epoch of strategy pipeline, for fresher history; auto: 1 if units are dropped.",
             rich_help_panel="Ranks",
         ),
-    ] = 0,
+    ] = "auto",
     history_bound: Annotated[
         float | None,
         typer.Option(
@@ -457,7 +457,7 @@ def command(
         "shared_rows": shared_rows,
         "history_gamma": history_gamma,
         "history_gradients": history_gradients,
-        "history_sweeps": history_sweeps,
+        "history_sweeps": int(history_sweeps) if history_sweeps.isdecimal() else history_sweeps,
         "history_bound": history_bound,
         "exact_layers": exact_layers,
         "memory": memory,

@@ -28,6 +28,9 @@ dist: Any = torch.distributed  # its stubs leave out half of what it exports
 
 _SAY_AFTER_S = (5.0, 15.0, 30.0, 60.0)  # then every minute
 _ALWAYS_HERE = ("localhost", "127.0.0.1", "::1")
+_RUN = "polyhop/run"  # key: the run that a store was opened for
+_CONNECT_S = 5.0  # for torch to connect to what listened a moment ago, and may be gone
+_MOST_BROKEN = 5  # times that it could not: more is not a store that has just ended
 
 
 class Patience:
@@ -68,8 +71,11 @@ class Patience:
                 print(line, file=sys.stderr, flush=True)
 
 
-def host_store(host: str, port: int) -> Any:
-    """Open the store at an address of this host; port 0 takes a free one (``.port`` of what is returned tells it)."""
+def host_store(host: str, port: int, run: str | None = None) -> Any:
+    """Open the store at an address of this host; port 0 takes a free one (``.port`` of what is returned tells it).
+
+    ``run``: name of the one run it is for, which ``reach_store`` can ask for.
+    """
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
@@ -87,9 +93,12 @@ def host_store(host: str, port: int) -> Any:
         listener.close()
         raise LaunchError(_cannot_listen(host, port, error)) from error
     port = listener.getsockname()[1]
-    return dist.TCPStore(
+    store = dist.TCPStore(
         str(where[0]), port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
     )
+    if run is not None:
+        store.set(_RUN, run)
+    return store
 
 
 def _cannot_listen(host: str, port: int, error: OSError) -> str:
@@ -107,18 +116,31 @@ def _cannot_listen(host: str, port: int, error: OSError) -> str:
     return f"{at}: {error}"
 
 
-def reach_store(host: str, port: int, patience: Patience) -> tuple[Any, str]:
-    """The store that another process has opened, and the address this process reached it from."""
+def reach_store(host: str, port: int, patience: Patience, run: str | None = None) -> tuple[Any, str]:
+    """The store that another process has opened, and the address this process reached it from.
+
+    ``run``: only the store of that run will do. Where every run opens its own at the same address, the one before may still
+    be there when this process comes, and end a moment later: it is waited out.
+    """
     phase, why = f"reach the store at {host}:{port}", "no answer"
-    pause = 0.01
+    pause, num_broken = 0.01, 0
     while True:
         patience.wait_for(phase, f"({why})")
         try:
-            with socket.create_connection((host, port), timeout=min(5.0, patience.left_s + 0.01)) as probe:
-                there, here = probe.getpeername()[0], probe.getsockname()[0]
-            break
+            there, here = _knock(host, port, patience.left_s)
+            store = _connect(there, port, f"{host}:{port}", patience.left_s)
+            found = run if run is None else _run_of(store)
+            if found == run:
+                return store, here
+            of = "no run yet" if found is None else f"run {found}"
+            why = f"the store there is of {of}, not of run {run}"
         except OSError as error:
             why = _why(host, error)
+        except _BrokenError as error:
+            num_broken += 1
+            why = str(error)
+            if num_broken > _MOST_BROKEN:
+                raise LaunchError(why) from error
         if patience.left_s == 0:
             raise LaunchError(
                 f"rank {patience.rank} did not reach the store at {host}:{port} within {patience.limit_s:g} s: {why}. "
@@ -128,13 +150,45 @@ def reach_store(host: str, port: int, patience: Patience) -> tuple[Any, str]:
         time.sleep(min(pause, patience.left_s))
         pause = min(2 * pause, 1.0)
 
-    def connect() -> Any:
-        return dist.TCPStore(there, port, wait_for_workers=False, timeout=timedelta(seconds=30))
 
-    strange = (
-        f"something answers at {host}:{port}, but it is no store of this version of torch: check MASTER_PORT"
-    )
-    return bounded(connect, min(30.0, patience.left_s), strange), str(here)
+class _BrokenError(LaunchError):
+    """A connection to something that ended, or hung up, half-way."""
+
+
+def _knock(host: str, port: int, left_s: float) -> tuple[str, str]:
+    """Addresses of both ends of a connection to whatever listens there."""
+    with socket.create_connection((host, port), timeout=min(5.0, left_s + 0.01)) as probe:
+        there, here = probe.getpeername(), probe.getsockname()
+    if there == here:  # where nobody listens, TCP may connect a port to itself
+        raise ConnectionRefusedError
+    return str(there[0]), str(here[0])
+
+
+def _connect(there: str, port: int, where: str, left_s: float) -> Any:
+    """A client of the store there."""
+
+    def connect() -> Any:
+        store = dist.TCPStore(there, port, wait_for_workers=False, timeout=timedelta(seconds=_CONNECT_S))
+        store.set_timeout(timedelta(seconds=30))
+        return store
+
+    strange = f"something answers at {where}, but it is no store of this version of torch: check MASTER_PORT"
+    try:
+        return bounded(connect, min(30.0, left_s), strange)
+    except LaunchError as error:
+        if error.__cause__ is None:  # it never answered
+            raise
+        raise _BrokenError(str(error)) from error
+
+
+def _run_of(store: Any) -> str | None:
+    """The run that the store was opened for; None where it does not say, or ended while it was asked."""
+    try:
+        if not bounded(lambda: store.check([_RUN]), 5.0, "no answer"):
+            return None
+        return bytes(bounded(lambda: store.get(_RUN), 5.0, "no answer")).decode(errors="replace")
+    except LaunchError:
+        return None
 
 
 def _why(host: str, error: OSError) -> str:

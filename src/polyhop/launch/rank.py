@@ -45,6 +45,7 @@ class Seat:
     host: str  # of the store
     port: int
     is_host: bool = False  # whether this rank opens the store
+    has_own_store: bool = False  # whether rank 0 opens one for every run, always at this address
     attempt: int = 0
     name: str = "0"  # keeps runs on one store apart
     engine: str = "local"
@@ -159,10 +160,11 @@ class _Start:
         from polyhop.comm.store import host_store, reach_store
 
         seat = self.seat
+        run = seat.name if seat.has_own_store else None
         if seat.is_host and self.opened is None:
-            self.opened = host_store(seat.host, seat.port)
+            self.opened = host_store(seat.host, seat.port, run)
         port = seat.port if self.opened is None else self.opened.port
-        store, address = reach_store(seat.host, port, self.patience)
+        store, address = reach_store(seat.host, port, self.patience, run)
         return meet(
             store if self.opened is None else self.opened,
             seat.rank,

@@ -2,7 +2,7 @@
 
 RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say who and where; LOCAL_RANK and LOCAL_WORLD_SIZE which cores are its own;
 TORCHELASTIC_RESTART_COUNT how often all ranks were started before. The store is torchrun's own where it keeps one
-(TORCHELASTIC_USE_AGENT_STORE), else rank 0 opens it.
+(TORCHELASTIC_USE_AGENT_STORE), else rank 0 opens it: a new one for every run, at the same address.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ def seat_from_environment(num_ranks: int | None, run: int = 0) -> Seat:
     if rank >= started:
         raise LaunchError(f"RANK={rank} with WORLD_SIZE={started}: ranks are 0 to {started - 1}")
     attempt = _number("TORCHELASTIC_RESTART_COUNT", 0)
+    has_own_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     return Seat(
         rank,
         started,
@@ -62,7 +63,8 @@ def seat_from_environment(num_ranks: int | None, run: int = 0) -> Seat:
         num_local=_number("LOCAL_WORLD_SIZE", 1),
         host=os.environ["MASTER_ADDR"],
         port=_number("MASTER_PORT"),
-        is_host=rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
+        is_host=rank == 0 and has_own_store,
+        has_own_store=has_own_store,
         attempt=attempt,
         name=f"{attempt}/{run}",
         engine="torchrun",

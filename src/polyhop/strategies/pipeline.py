@@ -55,7 +55,7 @@ from polyhop.strategies.pipeline_fallback import Fallback
 from polyhop.strategies.pipeline_history import History, Meter
 from polyhop.strategies.pipeline_inputs import input_rows, target_of
 from polyhop.strategies.pipeline_lane import Lane
-from polyhop.strategies.pipeline_memory import Ledger, ledger_of
+from polyhop.strategies.pipeline_memory import ledger_of
 from polyhop.strategies.pipeline_memory import note as memory_note
 from polyhop.strategies.pipeline_messages import WIDTHS, Messages
 from polyhop.strategies.pipeline_pieces import Pieces, quiet
@@ -67,7 +67,14 @@ from polyhop.strategies.pipeline_schedule import (
     grouped,
     layer_by_layer,
 )
-from polyhop.strategies.pipeline_setup import checked_model, layer_costs, line_of_stage, note, shared_owner
+from polyhop.strategies.pipeline_setup import (
+    checked_model,
+    layer_costs,
+    line_of_stage,
+    note,
+    num_sweeps,
+    shared_owner,
+)
 from polyhop.strategies.pipeline_shared import divided
 from polyhop.strategies.pipeline_stage import Stage
 from polyhop.strategies.pipeline_ways import (
@@ -98,7 +105,9 @@ class Config:
     history_period: int = 1  # epochs between refreshes of the history
     history_gamma: float = 1.0  # factor of gradients between chunks
     history_gradients: bool = False  # of the epoch before, where the order cuts off this one's
-    history_sweeps: int = 0  # forward passes before an epoch, for fresher history
+    history_sweeps: int | str = (
+        0  # forward passes before an epoch, for fresher history; auto: 1 where units are dropped
+    )
     history_bound: float | None = None  # relative error of history above which chunks go together
     exact_layers: bool = False  # layer by layer over all chunks: no history
     bits: int | str = 32  # of a value between stages: 1 | 2 | 4 | 8 | 16 | 32
@@ -161,12 +170,7 @@ def build(
 def _check_ways(layout: Layout, config: Config) -> None:
     """UnsupportedError for what several ways of a stage do not have."""
     given = {
-        "recompute": config.recompute,
-        "bits": str(config.bits) != "32",
-        "shared_rows": config.shared_rows == "recompute",
         "history_gradients": config.history_gradients,
-        "history_sweeps": bool(config.history_sweeps),
-        "history_bound": config.history_bound is not None,
     }
     asked = [name for name, is_given in given.items() if is_given]
     if layout.num_ways > 1 and asked:
@@ -194,6 +198,9 @@ class _PipelineStep:
         self._line, self._team, self._config, self._model = team.line, team, config, model
         self._placement = placement
         self._layout = layout = lay_out(team.line.num_ranks, config.stages)
+        self._wanted_sweeps = num_sweeps(
+            config.history_sweeps, model, config.history_period, config.history_gradients
+        )
         stage, way = layout.stage(team.line.rank), layout.way(team.line.rank)
         self._near = line_of_stage(layout, team.line)
         block, new_ids = gather_block(part, team.line)
@@ -201,20 +208,21 @@ class _PipelineStep:
         owner, counts = shared_owner(block, wanted, layout, config.seed, team.line)
         self.ways = Ways.of(block, owner, counts, way)
         self.chunks = cut_chunks(block, owner, self.ways.chunks[way]).on(placement.device)
-        wish = config.shared_rows if layout.num_ways == 1 else "send"
         self.pieces = divided(
             Pieces.of(model, graph.num_features, placement.context),
             model,
             graph.num_nodes,
             graph.num_features,
-            wish,
+            config.shared_rows,
             int(config.bits),
+            layout.num_ways,
         )
         costs = layer_costs(
             config.layer_costs, model, self.pieces, graph, self.chunks, int(config.bits), layout, placement, team.line
         )  # fmt: skip
         crossing = [float(self.pieces.columns(layer)) for layer in range(model.num_layers)]
-        order = new_ids[self.chunks.ids] if stage == 0 or self.pieces.local else None
+        entering = self.chunks.ids if stage == 0 else self.chunks.ids[: self.chunks.num_own]
+        order = new_ids[entering] if stage == 0 or self.pieces.local else None
         x = input_rows(part, team.line, _fetch(graph, config), order)
         self._rows = None if x is None else placement.rows(x)
         judges = layout.rank(layout.num_stages - 1) + self.ways.of_chunks()[owner.long()]
@@ -224,10 +232,10 @@ class _PipelineStep:
         self._gathered: dict[str, Tensor] = {}
         self._optimizer: torch.optim.Optimizer | None = None
         self.is_stop_agreed = False
-        self.fallback = Fallback(None if config.exact_layers else config.history_bound, len(self.chunks))
+        bound = None if config.exact_layers else config.history_bound
+        self.fallback = Fallback(bound, self.ways.num_ticks, len(self.ways))
         self._lay_out(balance(costs, layout.num_stages, crossing))
-        if self.memory is not None:
-            self.notes.append(memory_note(self.memory, team.line))
+        self.notes.append(memory_note(self.memory, team.line))
 
     def _lay_out(self, bounds: Sequence[int]) -> None:
         """Stages of these layers, with nothing in their tables."""
@@ -243,8 +251,8 @@ class _PipelineStep:
             config.history_period,
             config.history_gamma,
             placement.device,
-            replays=config.recompute and not config.exact_layers,
-            compensates=config.history_gradients and not config.exact_layers,
+            replays=config.recompute and not self._is_exact,
+            compensates=config.history_gradients and not self._is_exact,
         )
         self._meeting = None
         if len(self.ways) > 1:
@@ -262,12 +270,9 @@ class _PipelineStep:
             local=self.pieces.local,
             **options,
         )
-        self.memory: Ledger | None = None  # of several ways it is not known
-        if self._meeting is None:
-            own = sorted(self.pieces.of_span(first, stop))
-            self.memory = ledger_of(
-                self._stage, self.pieces, self._model, own, layer_by_layer=config.exact_layers
-            )
+        own = sorted(self.pieces.of_span(first, stop))
+        by_layer = config.exact_layers or self._stage.has_ways
+        self.memory = ledger_of(self._stage, self.pieces, self._model, own, layer_by_layer=by_layer)
         self._messages = Messages(self.pieces, self.chunks, int(config.bits))
         self._lane = Lane(self._stage, self._messages, line, self._trace)
         self.notes = [note(self.chunks, self.ways, self.bounds, self._is_exact)]
@@ -276,17 +281,17 @@ class _PipelineStep:
 
     def schedule(self, epoch: int) -> Schedule:
         """What all ranks do in an epoch."""
-        orders, together = self._orders(epoch), self.fallback.together
-        made = (
-            layer_by_layer(self._layout, self.bounds, orders)
-            if self._config.exact_layers
-            else fill_drain(self._layout, self.bounds, orders)
-            if together == 1
-            else grouped(self._layout, self.bounds, orders, together)
-        )
+        given = self._layout, self.bounds, self._orders(epoch)
+        is_grouped = self._config.exact_layers or self._together > 1
+        made = grouped(*given, self._together) if is_grouped else fill_drain(*given)
         if epoch == 0:
             check(made)
         return made
+
+    @property
+    def _together(self) -> int:
+        """Ticks that go through a layer before any goes on."""
+        return self.ways.num_ticks if self._config.exact_layers else self.fallback.together
 
     def _orders(self, epoch: int) -> list[tuple[int, ...]]:
         seed, kind = self._config.seed, self._config.chunk_order
@@ -329,8 +334,8 @@ class _PipelineStep:
     @property
     def _num_sweeps(self) -> int:
         """Before every epoch."""
-        is_exact = self._is_exact or self.fallback.together >= len(self.chunks)
-        return 0 if is_exact else self._config.history_sweeps
+        is_exact = self._is_exact or self._together >= self.ways.num_ticks
+        return 0 if is_exact else self._wanted_sweeps
 
     @property
     def meter(self) -> Meter:
@@ -346,7 +351,7 @@ class _PipelineStep:
         schedule, orders = self.schedule(key.epoch), self._orders(key.epoch)
         for _ in range(self._num_sweeps):
             self._freshen(schedule, key)
-        self._begin(key.epoch, orders, at_once=self._config.exact_layers)
+        self._begin(key.epoch, orders, self._together, at_once=self._config.exact_layers)
         self._stage.begin(key)
         self._messages.begin(key)
         # Virtual ranks on one device share torch's backward thread.
@@ -359,17 +364,18 @@ class _PipelineStep:
         found, self.is_stop_agreed = self.weights.end(loss, self._team.asks_to_stop() or self.is_stop_agreed)
         return found
 
-    def _begin(self, epoch: int, orders: Sequence[Sequence[int]], *, at_once: bool) -> None:
-        self.history.begin(epoch, *([] if at_once else orders), together=self.fallback.together)
+    def _begin(self, epoch: int, orders: Sequence[Sequence[int]], together: int, *, at_once: bool) -> None:
+        """``at_once``: nothing that is read counts as history."""
+        self.history.begin(epoch, *([] if at_once else orders), together=together)
         if self._meeting is not None:
-            self._meeting.begin(orders, self.ways.num_ticks if at_once else 1)
+            self._meeting.begin(orders, together)
 
     def _sweep(self, epoch: int) -> None:
         """Fill the tables: every layer on all rows, without dropout, with the weights as they are."""
         schedule = layer_by_layer(self._layout, self.bounds, self.ways.chunks)
         forward = [action for action in schedule.lanes[self._line.rank] if action.task.direction == "forward"]
         with torch.no_grad(), quiet(self._model):
-            self._begin(epoch, self.ways.chunks, at_once=True)
+            self._begin(epoch, self.ways.chunks, self.ways.num_ticks, at_once=True)
             self._stage.begin(None, is_sweep=True)
             self._messages.begin(None)
             self._lane.run(forward)
@@ -380,7 +386,7 @@ class _PipelineStep:
         """All rows go through the pipeline once, dropped as in this epoch: one more layer of history becomes exact."""
         forward = [action for action in schedule.lanes[self._line.rank] if action.task.direction == "forward"]
         with torch.no_grad():
-            self._begin(key.epoch, self._orders(key.epoch), at_once=True)
+            self._begin(key.epoch, self._orders(key.epoch), self._together, at_once=True)
             self._stage.begin(key, is_sweep=True)
             self._messages.begin(key)
             self._lane.run(forward)

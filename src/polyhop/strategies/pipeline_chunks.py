@@ -89,6 +89,11 @@ class Chunks:
         return self.ids.numel()
 
     @property
+    def num_own(self) -> int:
+        """Rows of the chunks that are here."""
+        return sum(chunk.num_rows for chunk in self.chunks)
+
+    @property
     def sizes(self) -> list[int]:
         """Of the chunks of all ways."""
         return list(self.all_sizes) or [chunk.num_rows for chunk in self.chunks]
@@ -100,11 +105,15 @@ class Chunks:
 
     def halo_rows(self, chunk: int) -> slice:
         """Where rows of another way's chunk are that chunks here read."""
-        num_own = sum(each.num_rows for each in self.chunks)
+        num_own = self.num_own
         if self.halo_chunks is None:
             return slice(num_own, num_own)
         ends = torch.searchsorted(self.halo_chunks, torch.tensor([chunk, chunk + 1])).tolist()
         return slice(num_own + ends[0], num_own + ends[1])
+
+    def table_rows(self, chunk: int) -> slice:
+        """Where rows of any chunk are: its own, or those of another way's that chunks here read."""
+        return self[chunk].rows if chunk in self.numbers else self.halo_rows(chunk)
 
     def reads(self) -> Tensor:
         """int64 [K, K]: rows of chunk j that chunk i reads; of chunks that are not here nothing is known (0)."""

@@ -124,14 +124,15 @@ def account(
 
     ``num_sweeps``: forward passes before the epoch, for fresher history.
     """
+    sent = _sent(schedule, rank, chunk_rows, boundaries)
+    if between is not None:
+        sent += account_between(schedule, between, rank)
     sizes = [
         num_bytes
-        for _, direction, num_bytes in _sent(schedule, rank, chunk_rows, boundaries)
+        for _, direction, num_bytes in sent
         for _ in range(1 + (num_sweeps if direction == "forward" else 0))
         if num_bytes
     ]
-    if between is not None:
-        sizes += [num_bytes for _, _, num_bytes in account_between(schedule, between, rank)]
     hidden = Cost({"hidden": sum(sizes)}, {"hidden": len(sizes)}) if sizes else Cost()
     return hidden + _account_weights(schedule.layout, rank, value_bytes, num_shared, between)
 
@@ -191,8 +192,9 @@ def estimate(facts: Facts, rank: int) -> Cost:
         crossed.append(facts.boundaries[stage - 1].bytes("backward", num_rows))
     num_bytes, messages = sum(crossed), len(crossed) * num_chunks
     if between is not None:
-        # Rows that others read leave; gradients of those that are read here go back.
+        # Rows that others read leave, in sweeps too; gradients of those that are read here go back.
         leaving = [count for chunk in between.chunks[way] for count in between.num_read[chunk]]
+        leaving *= 1 + facts.num_sweeps
         leaving += [counts[way] for counts in between.num_read]
         here = [each for each in between.row_bytes[facts.bounds[stage] : facts.bounds[stage + 1]] if each]
         num_bytes += sum(leaving) * sum(here)

@@ -3,7 +3,8 @@
 Every ``EVERY`` epochs all ranks sum up how far the history was off that was read in the last one, and how large it should
 have been. Where the relative error is above the bound, twice as many chunks go through a stage's layers together from then
 on: as if there were half as many, each twice as large; at last all of them, which is exact, and stages work one after
-another. What was decided is in the state, so a run that goes on does the same."""
+another. With several ways a stage, as many chunks of each. What was decided is in the state, so a run that goes on does the
+same."""
 
 from __future__ import annotations
 
@@ -19,10 +20,13 @@ EVERY = 5
 
 
 class Fallback:
-    """``together``: chunks that go through a layer before any goes on. ``bound`` None: never looks."""
+    """``together``: chunks of each way that go through a layer before any goes on. ``bound`` None: never looks.
 
-    def __init__(self, bound: float | None, num_chunks: int) -> None:
-        self._bound, self._num_chunks = bound, num_chunks
+    ``num_chunks``: of the way that has most.
+    """
+
+    def __init__(self, bound: float | None, num_chunks: int, num_ways: int = 1) -> None:
+        self._bound, self._num_chunks, self._num_ways = bound, num_chunks, num_ways
         self.together = 1
 
     def look(self, epoch: int, meter: Meter, line: Collective) -> str | None:
@@ -38,6 +42,6 @@ class Fallback:
         what = (
             "all chunks go through a layer before any goes on, which is exact"
             if self.together == self._num_chunks
-            else f"{self.together} chunks go through a layer together"
+            else f"{self.together} chunks{' of each way' if self._num_ways > 1 else ''} go through a layer together"
         )
         return f"from epoch {epoch + 2} on {what}: history was off by {found:.2f} of its size, above {self._bound:g}"

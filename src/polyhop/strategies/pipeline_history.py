@@ -143,16 +143,10 @@ class History:
             self.is_replayed = False
 
     def write(self, layer: int, chunk: int, rows: Tensor) -> None:
-        """A chunk's rows [n, ...] of this epoch."""
-        if not self.is_replayed:
-            self._put(layer, chunk, self.chunks[chunk].rows, rows)
-
-    def write_halo(self, layer: int, chunk: int, rows: Tensor) -> None:
-        """The same of another way's chunk: those of its rows that chunks here read."""
-        self._put(layer, chunk, self.chunks.halo_rows(chunk), rows)
-
-    def _put(self, layer: int, chunk: int, at: slice, rows: Tensor) -> None:
-        table = self.rows[layer]
+        """A chunk's rows [n, ...] of this epoch; of another way's chunk those that chunks here read."""
+        if self.is_replayed:
+            return
+        table, at = self.rows[layer], self.chunks.table_rows(chunk)
         if self._place:
             self._measure(chunk, table[at], rows)
             if self.past is not None:
@@ -177,7 +171,8 @@ class History:
         elif self._place:
             late = (self._later(at, chunk) < 0).nonzero().view(-1)
             rows = at.others[late]
-            found[late] = self.kept[layer][rows] if self.past is None else self.past.read(layer, rows)
+            if rows.numel():
+                found[late] = self.kept[layer][rows] if self.past is None else self.past.read(layer, rows)
         return found
 
     def _count(self, chunk: int) -> None:

@@ -69,7 +69,7 @@ def target_of(
     if not bool((judges == line.rank).any()):
         return None
     place = torch.empty_like(judges)
-    num_own = chunks.chunks[-1].stop
+    num_own = chunks.num_own
     place[chunks.ids[:num_own]] = torch.arange(num_own)
     rows, order = place[torch.cat(ids).cpu()].sort()
     found = torch.cat(labels).cpu()[order]

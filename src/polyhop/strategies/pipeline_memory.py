@@ -9,6 +9,9 @@
                   rows of all chunks, and of one chunk all else
     weights       parameters and buffers of all layers; gradients and what the optimiser keeps of those of this stage
 
+Of several ways a stage a rank has the chunks of one: its tables and input rows are of its own rows and of its halo's, edges
+count the lists of rows that it lends, and layers are computed again one by one.
+
 What a chunk's layers keep is a line in its sizes, found by running the stage on chunks of a few rows in the same proportions
 (``pipeline_probe``). Not counted: messages on their way, what lives for a moment inside an operation, and the libraries.
 """

@@ -92,7 +92,8 @@ class Laws:
 def sizes_of(stage: Stage, chunk: int) -> Sizes:
     at, target, x = stage.chunks[chunk], stage.parts["target"], stage.parts["x"]
     labels = 0 if target is None else target.rows[chunk].numel()
-    values = int(x.indptr.diff()[at.sources()].sum()) if isinstance(x, SparseRows) else 0
+    is_read = isinstance(x, SparseRows) and stage.first == 0
+    values = int(x.indptr.diff()[at.sources()].sum()) if is_read else 0
     return Sizes(at.num_rows, at.others.numel(), at.block.num_edges, labels, values)
 
 
@@ -178,8 +179,9 @@ def begun_of(stage: Stage, pieces: Pieces) -> tuple[int, int]:
     lines = torch.linalg.solve(
         torch.tensor(facts, dtype=torch.float64), torch.tensor(found, dtype=torch.float64)
     )
-    values = stage.parts["x"].values.numel() if isinstance(stage.parts["x"], SparseRows) else 0
-    real = torch.tensor([1.0, stage.chunks.num_rows, values], dtype=torch.float64) @ lines
+    x = stage.parts["x"]
+    values = x.values.numel() if isinstance(x, SparseRows) else 0
+    real = torch.tensor([1.0, x.shape[0], values], dtype=torch.float64) @ lines
     return round(float(real[0])), round(float(real[1]))
 
 

@@ -23,7 +23,7 @@ from polyhop.strategies.pipeline_schedule import Layout
 from polyhop.strategies.pipeline_ways import Ways, check_chunks, check_counts, choose_ways
 from polyhop.strategies.step import Placement
 
-__all__ = ["checked_model", "layer_costs", "line_of_stage", "note", "shared_owner"]
+__all__ = ["checked_model", "layer_costs", "line_of_stage", "note", "num_sweeps", "shared_owner"]
 
 
 def checked_model(model: nn.Module) -> Model:
@@ -41,6 +41,22 @@ def checked_model(model: nn.Module) -> Model:
                 "time: use norm='layer' with norm_kwargs={'mode': 'node'}, or strategy 'halo', which shares statistics"
             )
     return model
+
+
+def num_sweeps(wish: int | str, model: nn.Module, period: int, has_past_gradients: bool) -> int:
+    """Forward passes before an epoch. By itself one where units are dropped: rows of the epoch before were computed with
+    others dropped below them, which takes most of what history is off; and none where history is wished to be old.
+    """
+    if wish != "auto":
+        return int(wish)
+    drops = any(_drop_rate(module) > 0 for module in model.modules())
+    return int(drops and period == 1 and not has_past_gradients)
+
+
+def _drop_rate(module: nn.Module) -> float:
+    """Share of units that a module drops in training."""
+    rate = module.p if isinstance(module, nn.Dropout) else getattr(module, "dropout", None)
+    return float(rate) if isinstance(rate, (int, float)) else 0.0
 
 
 def shared_owner(

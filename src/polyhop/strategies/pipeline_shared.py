@@ -1,12 +1,12 @@
 """What a model's ``begin`` gives to all layers (GCNII's h0): sent from stage to stage, or made anew by every stage.
 
 Sent, it crosses every boundary with the rows, and its gradients cross back. Made anew, every stage holds the input rows and
-computes ``begin`` of all of them; the gradients of its weights are summed over stages in every step. For each stage beyond
-the first, a step, with n nodes, F input columns, C columns of what is shared, w bytes of these on the wire, W weights of
-``begin``:
+computes ``begin`` of all of them; the gradients of its weights are summed over stages in every step. Of several ways each
+does so with its own rows. For each stage beyond the first, a step, with n nodes, F input columns, C columns of what is
+shared, w bytes of these on the wire, W weights of ``begin``, D ways:
 
     sent         2 n w bytes
-    made anew    2 n F C multiply-adds (forward, gradient of the weights) and 2 b W bytes
+    made anew    2 n F C multiply-adds (forward, gradient of the weights) and 2 D b W bytes
 
 ``auto`` makes it anew where that saves a megabyte a step at least, and a byte for every MACS_PER_BYTE multiply-adds. Both
 sides grow alike with the stages, so the choice does not depend on their number. Sparse input rows count as dense ones.
@@ -44,11 +44,12 @@ class Sharing:
     row_bytes: int  # of these in one message
     num_weights: int  # of begin
     value_bytes: int = 4
+    num_ways: int = 1
 
     @property
     def saved_bytes(self) -> int:
         """A step and stage, where it is made anew."""
-        return 2 * self.num_nodes * self.row_bytes - 2 * self.value_bytes * self.num_weights
+        return 2 * self.num_nodes * self.row_bytes - 2 * self.num_ways * self.value_bytes * self.num_weights
 
     @property
     def products(self) -> int:
@@ -67,7 +68,13 @@ def makes_anew(wish: str, sharing: Sharing) -> bool:
 
 
 def divided(
-    pieces: Pieces, model: nn.Module, num_nodes: int, num_features: int, wish: str, bits: int
+    pieces: Pieces,
+    model: nn.Module,
+    num_nodes: int,
+    num_features: int,
+    wish: str,
+    bits: int,
+    num_ways: int = 1,
 ) -> Pieces:
     """The same with what every stage makes for itself, if that is wished or cheaper."""
     if not pieces.begun:
@@ -82,5 +89,6 @@ def divided(
         sum(row_bytes(math.prod(shape), bits, dtype.itemsize) for shape, dtype in specs),
         sum(p.numel() for p in weights),
         max((p.element_size() for p in weights), default=4),
+        num_ways,
     )
     return replace(pieces, local=frozenset(pieces.begun)) if makes_anew(wish, sharing) else pieces

@@ -69,7 +69,7 @@ class _Passed:
 class Stage:
     """Layers ``span[0] .. span[1] - 1``. The first stage has ``x``, all input rows by row; the last has a ``target``.
 
-    ``local``: names of what every stage makes of ``x`` for itself; with any, all stages have ``x``.
+    ``local``: names of what every stage makes of ``x`` for itself; with any, all stages have ``x``, without a halo's rows.
     """
 
     has_ways = False  # other ranks hold the same layers, and it meets them in tasks of nothing too
@@ -136,8 +136,11 @@ class Stage:
 
     def _begin(self) -> dict[str, Any]:
         assert self._x is not None, "the first stage holds the input rows"
+        ids = (
+            self._ids if self.first == 0 else self._ids[: self.chunks.num_own]
+        )  # of a halo layer 0 alone reads
         with self._placement.context():
-            made = dict(self.model.begin(self._x, ids=self._ids, key=self._key))
+            made = dict(self.model.begin(self._x, ids=ids, key=self._key))
         return made if self.first == 0 else {name: made[name] for name in self._local}
 
     def end(self) -> Tensor:

@@ -162,7 +162,7 @@ class Meeting:
     def __init__(self, ways: Ways, history: History, line: Collective, trace: Trace = NO_TRACE) -> None:
         self._history, self._line, self._trace = history, line, trace
         device = next(iter(history.rows.values())).device if history.rows else torch.device("cpu")
-        self._lent = {at: rows.to(device) for at, rows in ways.lent.items()}
+        self.lent = {at: rows.to(device) for at, rows in ways.lent.items()}
         self._ticks: list[tuple[int | None, ...]] = []
         self._together = 1
 
@@ -180,7 +180,7 @@ class Meeting:
         for chunks, pending in [(chunks, self._lend(table, chunks)) for chunks in self._due(tick)]:
             for chunk, rows in zip(chunks, self._arrived(pending, layer, "forward"), strict=True):
                 if chunk is not None and rows.shape[0]:
-                    history.write_halo(layer, chunk, rows.to(table.device).view(-1, *table.shape[1:]))
+                    history.write(layer, chunk, rows.to(table.device).view(-1, *table.shape[1:]))
 
     def backward(self, layer: int, tick: int) -> None:
         """Gradients of the halo's rows back to the ways that own them."""
@@ -189,17 +189,17 @@ class Meeting:
             own = chunks[self._line.rank]
             for way, rows in enumerate(self._arrived(pending, layer, "backward")):
                 if own is not None and way != self._line.rank:
-                    history.add(layer, self._lent[own, way], rows.to(grads.device))
+                    history.add(layer, self.lent[own, way], rows.to(grads.device))
 
     def _lend(self, table: Tensor, chunks: Sequence[int | None]) -> Pending[list[Tensor]]:
         own, flat = chunks[self._line.rank], matrix(table)
-        leaving = [flat[:0] if own is None else flat[self._lent[own, way]] for way in range(len(chunks))]
+        leaving = [flat[:0] if own is None else flat[self.lent[own, way]] for way in range(len(chunks))]
         return self._start(leaving, [stop - start for start, stop in self._kept(chunks)])
 
     def _give_back(self, grads: Tensor, chunks: Sequence[int | None]) -> Pending[list[Tensor]]:
         own, flat = chunks[self._line.rank], matrix(grads)
         leaving = [flat[start:stop] for start, stop in self._kept(chunks)]
-        counts = [0 if own is None else self._lent[own, way].numel() for way in range(len(chunks))]
+        counts = [0 if own is None else self.lent[own, way].numel() for way in range(len(chunks))]
         return self._start(leaving, counts)
 
     def _kept(self, chunks: Sequence[int | None]) -> list[tuple[int, int]]:
@@ -234,6 +234,11 @@ class WayStage(Stage):
     def take_grads(self, chunk: int, grads: dict[str, Tensor]) -> None:
         # As they would lie had they not crossed: products of strided rows may round otherwise.
         super().take_grads(chunk, {name: value.contiguous() for name, value in grads.items()})
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        held = super().parts
+        return held | {"structure": [held["structure"], list(self._meeting.lent.values())]}
 
     def forward(self, task: Task) -> None:
         for layer in range(task.first, task.stop):

@@ -142,8 +142,8 @@ class Config:
         "auto"  # what a model gives to all layers (GCNII's h0), in strategy "pipeline": send | recompute
     )
     history_gradients: bool = False  # of the epoch before, where the order of chunks cuts off this one's
-    history_sweeps: int = (
-        0  # forward passes before an epoch, each of which makes one more layer of history exact
+    history_sweeps: int | str = (
+        "auto"  # forward passes before an epoch, each of which makes one more layer of history exact
     )
     history_bound: float | None = None  # relative error of history above which chunks go together; None = any
     functions: int = 2  # of each graph server of strategy "serverless"
@@ -185,7 +185,7 @@ class Config:
         for name in (*at_least_one, *others):
             _require(self, name, int, lambda v: v >= 1, "a whole number of at least 1")
         _require(self, "labor_dependence", int, lambda v: 1 <= v <= 64, "a whole number in 1 .. 64")
-        for name in ("max_epochs", "warmup", "num_workers", "history_sweeps"):
+        for name in ("max_epochs", "warmup", "num_workers"):
             _require(self, name, int, lambda v: v >= 0, "a whole number of at least 0")
         _require(self, "seed", int, lambda v: 0 <= v < 2**63, "a whole number from 0 to 2^63 - 1")
         for name in ("lr", "clip"):
@@ -208,6 +208,8 @@ class Config:
             _require(self, "macro", int, lambda v: v >= 1, "a whole number of at least 1, or 'auto'")
         if self.split_depth != "auto":
             _require(self, "split_depth", int, lambda v: v >= 1, "a whole number of at least 1, or 'auto'")
+        if self.history_sweeps != "auto":
+            _require(self, "history_sweeps", int, lambda v: v >= 0, "a whole number of at least 0, or 'auto'")
         if self.memory is not None:
             parse_bytes(self.memory)
         for name in ("cache", "device_cache"):
@@ -234,7 +236,7 @@ class Config:
                 f"history_gradients with history_gamma={self.history_gamma:g}: both make up for gradients that the order of "
                 "chunks cuts off, the one by those of the epoch before, the other by counting the rest twice: give one"
             )
-        if self.history_sweeps and self.history_period > 1:
+        if self.history_sweeps not in (0, "auto") and self.history_period > 1:
             raise ConfigError(
                 f"history_sweeps={self.history_sweeps} with history_period={self.history_period}: sweeps make history anew "
                 "before every epoch, a period keeps it for several: give one"
