@@ -86,7 +86,14 @@ class FaultyLauncher(ThreadLauncher):
     """Functions that do at most some tasks, and of each, with a probability, what they should not."""
 
     def __init__(
-        self, order: Order, *, seed: int, rate: float, silent: bool = True, kinds: tuple[str, ...] = FAULTS, late_s: float = 0.3
+        self,
+        order: Order,
+        *,
+        seed: int,
+        rate: float,
+        silent: bool = True,
+        kinds: tuple[str, ...] = FAULTS,
+        late_s: float = 0.3,
     ):
         super().__init__(order, self._misbehave)
         self._rng, self._rate, self._kinds, self._silent = random.Random(seed), rate, kinds, silent

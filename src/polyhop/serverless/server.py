@@ -8,8 +8,8 @@
 Intervals are at different places at the same time, so that functions compute while the server gathers. ``staleness`` None
 (``pipe``): an interval gathers when all rows that it reads are of its epoch: the numbers of one process. S >= 0: it
 gathers what is there, but begins epoch e only when no interval anywhere is more than S epochs behind; then rows are at
-most S + 1 epochs old (checked at every read). The first epoch of a run is always run as ``pipe``: before it there is nothing to
-read.
+most S + 1 epochs old (checked at every read). The first epoch of a run is always run as ``pipe``: before it there is
+nothing to read.
 
 The engine is one thread: it alone touches tables and intervals. The training thread says how far it may go (``go``) and
 waits for epochs (``wait``). Gradients of weights are summed in the order of intervals.
