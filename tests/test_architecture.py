@@ -88,6 +88,7 @@ GROUND = {
         "widths",
     },
     "nn": {"conv", "halo", "layer", "model", "modules", "rows", "scale"},
+    "serverless": {"bill", "cluster", "prices", "rates", "shapes", "value"},
     "strategies": {
         "data_cost",
         "flows",
