@@ -1,5 +1,6 @@
-"""Tensor work on stateless functions, graph work on servers: the pieces of strategy ``serverless``."""
+"""Training with graph servers and stateless functions: what is dense, row by row, runs in functions that hold no state.
 
-from __future__ import annotations
+Nothing is imported here: a function package needs numpy alone, and ``polyhop.serverless.program`` must stay light.
+"""
 
 __all__: list[str] = []

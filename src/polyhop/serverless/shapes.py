@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from polyhop.errors import ConfigError, InputError, unknown
 
@@ -100,6 +101,7 @@ class _Piece:
         return VALUE_BYTES * self.num_weights
 
 
+@lru_cache(maxsize=64)
 def steps(shape: Shape) -> tuple[Step, ...]:
     """The tasks of an interval in an epoch, in order."""
     pieces = [_piece(shape, at) for at in range(shape.num_layers + 1)]
