@@ -9,7 +9,7 @@ import sys
 import pytest
 
 HEAVY = {"torch", "numpy", "scipy", "matplotlib", "pyarrow", "torch_geometric", "safetensors"}
-VERBS = ("train", "predict", "data", "env", "bench")
+VERBS = ("train", "predict", "data", "plan", "env", "bench")
 
 
 def loaded_by(code: str) -> set[str]:

@@ -307,6 +307,23 @@ def command(
             rich_help_panel="Ranks",
         ),
     ] = None,
+    functions: Annotated[
+        int,
+        typer.Option(help="Functions of each rank of strategy serverless.", rich_help_panel="Ranks"),
+    ] = 2,
+    intervals: Annotated[
+        int,
+        typer.Option(
+            help="Pieces into which a rank of strategy serverless cuts its part.", rich_help_panel="Ranks"
+        ),
+    ] = 16,
+    staleness: Annotated[
+        str,
+        typer.Option(
+            help="Of strategy serverless: pipe (pieces wait for what they read: exact), or epochs that one may be ahead.",
+            rich_help_panel="Ranks",
+        ),
+    ] = "pipe",
     exact_layers: Annotated[
         bool,
         typer.Option(
@@ -459,6 +476,9 @@ def command(
         "history_gradients": history_gradients,
         "history_sweeps": int(history_sweeps) if history_sweeps.isdecimal() else history_sweeps,
         "history_bound": history_bound,
+        "functions": functions,
+        "intervals": intervals,
+        "staleness": None if staleness == "pipe" else int(staleness) if staleness.isdecimal() else staleness,
         "exact_layers": exact_layers,
         "memory": memory,
     }

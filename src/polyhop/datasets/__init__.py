@@ -7,16 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from polyhop.datasets import catalogue, folder, npz, objects, ogb, synth, tables
+from polyhop.datasets import catalogue, folder, headers, npz, objects, ogb, synth, tables
 from polyhop.datasets._arrays import as_features
 from polyhop.datasets.catalogue import names
 from polyhop.datasets.description import describe
 from polyhop.datasets.folder import save
+from polyhop.datasets.headers import GraphSizes
 from polyhop.datasets.synth import is_procedural, procedural_recipe
 from polyhop.errors import DatasetError, InputError, unknown
 from polyhop.graph import Graph
 
-__all__ = ["describe", "is_procedural", "load", "names", "procedural_recipe", "save"]
+__all__ = ["GraphSizes", "describe", "is_procedural", "load", "names", "procedural_recipe", "save", "sizes"]
 
 
 def load(
@@ -64,6 +65,32 @@ def load(
         if str(path) in str(error):
             raise
         raise type(error)(f"{path}: {error}") from error
+
+
+def sizes(
+    source: str,
+    *,
+    data_dir: str | os.PathLike[str] | None = None,
+    nodes: str | os.PathLike[str] | None = None,
+) -> GraphSizes:
+    """How large a graph is and how wide its rows are. Features are not read, and graphs of billions of edges not made.
+
+    Arrays say it in their headers, generators in their names; only what has no such thing (text, ``rmat:``, ``sbm:``) is
+    loaded.
+    """
+    if is_procedural(source):
+        recipe, _ = procedural_recipe(source)
+        edges = round(recipe.num_nodes * recipe.mean_degree)
+        return GraphSizes(source, recipe.num_nodes, edges, recipe.num_features, recipe.num_classes)
+    if source.startswith("synth:"):
+        return GraphSizes(source, *synth.published_sizes(source))
+    path = None if synth.is_synthetic(source) else _locate(source, data_dir)
+    if path is not None and path.suffix == ".npz":
+        return headers.npz_sizes(path)
+    if path is not None and path.is_dir() and folder.is_folder(path):
+        return headers.folder_sizes(path)
+    graph = load(source, data_dir=data_dir, nodes=nodes)
+    return GraphSizes(graph.name, graph.num_nodes, graph.num_edges, graph.num_features, graph.num_classes)
 
 
 def _locate(text: str, data_dir: str | os.PathLike[str] | None) -> Path:

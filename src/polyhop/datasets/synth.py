@@ -32,7 +32,15 @@ from polyhop.kernels import Purpose, fold, random_u32
 from polyhop.kernels.procedural import MOST_HOT, MOST_NODES, Virtual
 from polyhop.kernels.synth import Communities, Rmat, feature_rows, permutation, synth_edges
 
-__all__ = ["PRESETS", "Preset", "generate", "is_procedural", "is_synthetic", "procedural_recipe"]
+__all__ = [
+    "PRESETS",
+    "Preset",
+    "generate",
+    "is_procedural",
+    "is_synthetic",
+    "procedural_recipe",
+    "published_sizes",
+]
 
 _CHUNK = 1 << 20  # nodes per step where scratch memory grows with them
 _SCHEMES = ("synth", "rmat", "sbm")
@@ -148,7 +156,15 @@ def _no_more(source: str, options: dict[str, str], known: str) -> None:
         raise DatasetError(f"{source!r}: {unknown('option', key, known.split())}")
 
 
-def _published(source: str, name: str, options: dict[str, str], file: Path | None) -> Graph:
+def published_sizes(source: str) -> tuple[int, int, int, int]:
+    """(nodes, edges, features, classes) of a name such as ``synth:papers?scale=0.1``, without making it."""
+    name, _, query = source.partition(":")[2].partition("?")
+    preset, _, _, nodes, pairs = _scaled(source, name, dict(parse_qsl(query, keep_blank_values=True)))
+    return nodes, 2 * pairs, preset.features, preset.classes
+
+
+def _scaled(source: str, name: str, options: dict[str, str]) -> tuple[Preset, float, int, int, int]:
+    """(preset as the options change it, scale, seed, nodes, undirected edges)."""
     if name not in PRESETS:
         raise DatasetError(f"{source!r}: {unknown('synthetic graph', name, [*PRESETS, _PROCEDURAL])}")
     preset = PRESETS[name]
@@ -165,6 +181,11 @@ def _published(source: str, name: str, options: dict[str, str], file: Path | Non
     pairs = min(
         round(preset.edges * scale / 2), nodes * nodes // 64
     )  # a small graph cannot be as dense as all that
+    return preset, scale, seed, nodes, pairs
+
+
+def _published(source: str, name: str, options: dict[str, str], file: Path | None) -> Graph:
+    preset, scale, seed, nodes, pairs = _scaled(source, name, options)
     recipe = _communities(preset, nodes, 2 * pairs / nodes, fold(seed, Purpose.SYNTH, 1))
     node_of = permutation(fold(seed, Purpose.SYNTH, 0), nodes)
     overdraw = min(1.03 + preset.repeats / scale**0.5, 3.0)

@@ -44,14 +44,15 @@ class GcnScales:
 
 @dataclass(frozen=True, eq=False)
 class Linear:
-    """How an aggregation weighs its neighbours, where it is a sum: dst[i] * sum_j weight[e] * src[j] * m[j], and own rows.
+    """How an aggregation weighs its neighbours, where it is a sum: dst[i] * sum_j weight[e] * src[j] * m[j] + own[i] * m[i].
 
-    Factors left out are 1. They belong to a block: weight [E], src [S], dst [D].
+    Factors left out are 1, but without ``own`` there is no such term. They belong to a block: weight [E], src [S], dst [D].
     """
 
     weight: Tensor | None = None
     src: Tensor | None = None
     dst: Tensor | None = None
+    own: Tensor | None = None
 
     def squared(self, block: Block) -> Tensor:
         """float64 [S]: of each source, the sum over its edges of the squared weight with which it is read."""

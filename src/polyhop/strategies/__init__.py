@@ -10,7 +10,7 @@ from __future__ import annotations
 from types import ModuleType
 
 from polyhop.errors import ConfigError, unknown
-from polyhop.strategies import data, halo, macro, pipeline, pushpull, single, split
+from polyhop.strategies import data, halo, macro, pipeline, pushpull, serverless, single, split
 from polyhop.strategies.held import HeldPart
 from polyhop.strategies.step import Loss, Placement, Step, Team, WholeGraph, as_layered, forward_of, place
 
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 STRATEGIES: dict[str, ModuleType] = {
-    module.NAME: module for module in (single, data, macro, halo, pipeline, split, pushpull)
+    module.NAME: module for module in (single, data, macro, halo, pipeline, split, pushpull, serverless)
 }
 
 

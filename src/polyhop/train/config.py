@@ -39,6 +39,7 @@ _FREE_ON_RESUME = {
         "cache",
         "cache_ranks",
         "device_cache",
+        "functions",
         "per_minibatch_rpc",
         "delta",
     ),
@@ -146,6 +147,15 @@ class Config:
         "auto"  # forward passes before an epoch, each of which makes one more layer of history exact
     )
     history_bound: float | None = None  # relative error of history above which chunks go together; None = any
+    functions: int = 2  # of each graph server of strategy "serverless"
+    intervals: int = 16  # into which each graph server cuts its part
+    staleness: int | None = (
+        None  # epochs that an interval may be ahead of the last; None = it waits for what it reads
+    )
+    fuse_loss: bool = True  # the last dense piece and its gradient are one task of a function
+    rematerialise: bool = (
+        True  # functions compute again for gradients what they computed before, instead of having it sent
+    )
     exact_layers: bool = False  # all chunks through a layer before any goes on: no history, stages wait
     seed: int = 0
     device: str = "auto"
@@ -176,11 +186,20 @@ class Config:
 
     def _check_numbers(self) -> None:
         at_least_one = ("eval_every", "keep_checkpoints", "prefetch", "batch_size", "patience")
-        others = ("decay_every", "checkpoint_every", "split_groups", "stages", "chunks", "history_period")
+        others = (
+            "decay_every",
+            "checkpoint_every",
+            "split_groups",
+            "stages",
+            "chunks",
+            "history_period",
+            "functions",
+            "intervals",
+        )
         for name in (*at_least_one, *others):
             _require(self, name, int, lambda v: v >= 1, "a whole number of at least 1")
         _require(self, "labor_dependence", int, lambda v: 1 <= v <= 64, "a whole number in 1 .. 64")
-        for name in ("max_epochs", "warmup", "num_workers"):
+        for name in ("max_epochs", "warmup", "num_workers", "staleness"):
             _require(self, name, int, lambda v: v >= 0, "a whole number of at least 0")
         _require(self, "seed", int, lambda v: 0 <= v < 2**63, "a whole number from 0 to 2^63 - 1")
         for name in ("lr", "clip"):

@@ -89,7 +89,7 @@ class GCNConv(Layer):
         if not self.normalize:
             return Linear(weight, dst=sum_scale(block, dtype))
         s = gcn_scales(block, dtype, improved=self.improved, add_self_loops=self.add_self_loops)
-        return Linear(weight, s.src, s.dst)
+        return Linear(weight, s.src, s.dst, s.own)
 
     def aggregate(self, block: Block, m: Messages, e: Any, key: int | None = None) -> Tensor:
         dtype = scale_dtype(m)

@@ -1,0 +1,1 @@
+"""Sections of bench ``serverless``: what training on functions costs."""

@@ -1,0 +1,81 @@
+"""The crew: keeps as many functions alive as are wanted while there is work, and says which have gone.
+
+A thread looks at the launcher some times a second. What a function that is gone had leased is given to others at once;
+one that ends with work left is replaced. Functions that fail as soon as they are started, one after another, end the run.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from polyhop.serverless.local import Ended
+from polyhop.serverless.post import Broken, Post
+
+__all__ = ["Crew", "Launcher"]
+
+_LOOKS_S = 0.1
+_FAILURES = 20  # in a row, before anything was done
+
+
+class Launcher(Protocol):
+    """Has about n functions alive."""
+
+    @property
+    def alive(self) -> list[str]: ...
+
+    def ensure(self, wanted: int) -> list[str]: ...
+
+    def ended(self) -> list[Ended]: ...
+
+    def close(self) -> list[Ended]: ...
+
+
+class Crew:
+    """``wanted`` says how many functions there should be, whenever it is asked."""
+
+    def __init__(self, launcher: Launcher, post: Post, wanted: Callable[[], int]) -> None:
+        self._launcher, self._post, self._wanted = launcher, post, wanted
+        self.gone: list[Ended] = []
+        self.num_replaced = 0
+        self._in_a_row, self._done_then = 0, 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="crew", daemon=True)
+        self._thread.start()
+
+    @property
+    def num_alive(self) -> int:
+        return len(self._launcher.alive)
+
+    def _run(self) -> None:
+        while not self._stop.wait(_LOOKS_S):
+            try:
+                self._look()
+            except Exception as error:
+                self._post.inbox.put(Broken(f"functions cannot be started: {error}"))
+                return
+
+    def _look(self) -> None:
+        for each in self._launcher.ended():
+            self.gone.append(each)
+            self._post.lose(each.function)
+            self.num_replaced += each.is_failure
+            done = self._post.ledger.counts["ok"]
+            self._in_a_row = self._in_a_row + 1 if each.is_failure and done == self._done_then else 0
+            self._done_then = done
+            if self._in_a_row >= _FAILURES:
+                self._post.inbox.put(
+                    Broken(
+                        f"{_FAILURES} functions ended with a failure before any had done a task: {each.said[-500:]}"
+                    )
+                )
+                self._in_a_row = 0
+        if len(self._post.ledger):
+            self._launcher.ensure(self._wanted())
+
+    def close(self) -> None:
+        """No more functions; those that wait for work have been told to end."""
+        self._stop.set()
+        self._thread.join(timeout=10)
+        self.gone += self._launcher.close()

@@ -1,0 +1,105 @@
+"""Sparse rows as three arrays, and products with them, in numpy alone.
+
+Products add up in the order of the stored values, so the bits do not depend on how rows are grouped.
+
+Legend: n rows, F columns, V stored values, G columns of the other matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from polyhop.errors import InputError
+
+__all__ = ["Ragged", "multiply", "multiply_transposed"]
+
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """n rows of a sparse matrix, with the values of row i at indptr[i] .. indptr[i + 1] - 1."""
+
+    indptr: Array  # int [n + 1]
+    indices: Array  # int [V]: column of each value
+    values: Array  # float [V]
+    num_columns: int
+
+    def __post_init__(self) -> None:
+        if (
+            self.indptr.ndim != 1
+            or self.indptr.size < 1
+            or self.indptr[0] != 0
+            or np.diff(self.indptr).min(initial=0) < 0
+        ):
+            raise InputError("sparse rows: expected indptr [n + 1] that starts with 0 and never falls")
+        if self.indices.shape != self.values.shape or self.indptr[-1] != self.values.size:
+            raise InputError(
+                f"sparse rows: indptr ends at {self.indptr[-1]}, there are {self.indices.size} columns and "
+                f"{self.values.size} values"
+            )
+        if self.indices.size and not (self.indices.min() >= 0 and self.indices.max() < self.num_columns):
+            raise InputError(
+                f"sparse rows: columns span {self.indices.min()}..{self.indices.max()}, expected 0..{self.num_columns - 1}"
+            )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.indptr.size - 1, self.num_columns
+
+    def __getitem__(self, rows: slice) -> Ragged:
+        """Rows start .. stop - 1, without copying values."""
+        start, stop, _ = rows.indices(self.shape[0])
+        first, last = int(self.indptr[start]), int(self.indptr[stop])
+        indptr = self.indptr[start : stop + 1] - first
+        return Ragged(indptr, self.indices[first:last], self.values[first:last], self.num_columns)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Ragged]) -> Ragged:
+        """Rows of all parts, one after another."""
+        starts = np.cumsum([0, *(part.values.size for part in parts)])
+        indptr = [part.indptr[1:] + start for part, start in zip(parts, starts)]
+        return cls(
+            np.concatenate([parts[0].indptr[:1], *indptr]),
+            np.concatenate([part.indices for part in parts]),
+            np.concatenate([part.values for part in parts]),
+            parts[0].num_columns,
+        )
+
+
+def multiply(rows: Ragged, table: Array) -> Array:
+    """[n, G]: the rows times table [F, G], in the table's number format."""
+    return _sums(rows.indptr, rows.indices, rows.values.astype(table.dtype, copy=False), table)
+
+
+def multiply_transposed(rows: Ragged, table: Array) -> Array:
+    """[F, G]: the transposed rows times table [n, G]."""
+    out = np.zeros((rows.num_columns, table.shape[1]), table.dtype)
+    order = np.argsort(rows.indices, kind="stable")
+    at = np.repeat(np.arange(rows.shape[0]), np.diff(rows.indptr))[order]
+    columns, counts = np.unique(rows.indices, return_counts=True)
+    indptr = np.concatenate([[0], np.cumsum(counts)])
+    out[columns] = _sums(indptr, at, rows.values[order].astype(table.dtype, copy=False), table)
+    return out
+
+
+def _sums(indptr: Array, indices: Array, values: Array, table: Array) -> Array:
+    """[n, G]: sum over each row's values of value times the named row of the table.
+
+    First values of all rows together, then second ones, and so on: few calls, no array of size V * G, and a fixed order.
+    """
+    counts = np.diff(indptr)
+    order = np.argsort(-counts, kind="stable")  # longest first: those that have a k-th value stand in front
+    first, descending = indptr[:-1][order], -counts[order]
+    sums = np.zeros((counts.size, table.shape[1]), table.dtype)
+    for k in range(int(counts.max(initial=0))):
+        num_left = int(np.searchsorted(descending, -k, side="left"))
+        at = first[:num_left] + k
+        sums[:num_left] += values[at, None] * table[indices[at]]
+    out = np.empty_like(sums)
+    out[order] = sums
+    return out

@@ -1,0 +1,445 @@
+"""The graph server: takes every interval of its part through the chain of a model, forward and back, epoch after epoch.
+
+    dense piece       offered to functions; what comes back is dropped (by key), kept, passed on (AV, and its gradient)
+    graph operation   rows published here and sent to servers that read them (SC); once those that the interval reads are
+                      there, gathered (GA). Backward: gradients of what was read go to whoever owns it; once all readers of
+                      the interval's rows have given theirs, they are summed
+
+Intervals are at different places at the same time, so that functions compute while the server gathers. ``staleness`` None
+(``pipe``): an interval gathers when all rows that it reads are of its epoch: the numbers of one process. S >= 0: it
+gathers what is there, but begins epoch e only when no interval anywhere is more than S epochs behind; then rows are at
+most S + 1 epochs old (checked at every read). The first epoch of a run is always run as ``pipe``: before it there is
+nothing to read.
+
+The engine is one thread: it alone touches tables and intervals. The training thread says how far it may go (``go``) and
+waits for epochs (``wait``). Gradients of weights are summed in the order of intervals.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyhop.errors import PolyhopError
+from polyhop.kernels import dropout
+from polyhop.kernels.keys import Key, Purpose
+from polyhop.nn.layer import Layer
+from polyhop.serverless import wire
+from polyhop.serverless.graph_ops import Attention, Sum, graph_op
+from polyhop.serverless.intervals import Interval, Intervals
+from polyhop.serverless.post import Arrived, Broken, Done, Post, Work
+from polyhop.serverless.segments import Dense, Graph, Segment
+from polyhop.serverless.tables import Ages, Table
+from polyhop.serverless.tasks import FUSES, SAVES, flat
+from polyhop.serverless.versions import Versions
+from polyhop.serverless.wire import TaskKey
+from polyhop.trace import NO_TRACE, Trace
+
+__all__ = ["Epoch", "Server", "ServerlessError", "Settings"]
+
+
+class ServerlessError(PolyhopError):
+    """Training with functions cannot go on."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a server works."""
+
+    seed: int
+    drop_rate: float = 0.0
+    staleness: int | None = None
+    last_epoch: int | None = None  # none is begun after it
+    fuses: bool = True  # the last piece and its gradient are one task
+    remakes: bool = True  # gradients compute again what forward computed, instead of having it kept and sent
+    dtype: torch.dtype = torch.float32
+
+
+@dataclass
+class Epoch:
+    """What came of an epoch on this server."""
+
+    loss: float = 0.0
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Go:
+    epoch: int  # that is trained now
+    limit: int  # intervals may begin epochs up to this one
+
+
+@dataclass
+class _State:
+    """Where an interval is."""
+
+    epoch: int = -1
+    version: int = -1
+    values: dict[str, Any] = field(default_factory=dict)  # rows by name, of this epoch
+    grads: dict[str, Tensor] = field(default_factory=dict)
+    kept: dict[int, Any] = field(default_factory=dict)  # of graph operations and saved arrays, by place
+    weights: dict[str, list[Any]] = field(default_factory=dict)
+    loss: float = 0.0
+    waits: tuple[int, bool] | None = None  # (place of a graph operation, backward?)
+
+
+class Server:
+    """``fixed``: rows that no epoch changes, by interval and name: inputs, labels."""
+
+    def __init__(
+        self,
+        chain: Sequence[Segment],
+        layers: Sequence[Layer],
+        intervals: Intervals,
+        num_rows: int,
+        fixed: Mapping[int, Mapping[str, Any]],
+        post: Post,
+        settings: Settings,
+        trace: Trace = NO_TRACE,
+    ) -> None:
+        self.settings, self.post, self.intervals, self.ages = settings, post, intervals, Ages()
+        self._chain, self._trace = list(chain), trace
+        self.versions = Versions({at: each for at, each in enumerate(chain) if isinstance(each, Dense)})
+        self._ops: dict[int, Sum | Attention] = {
+            at: graph_op(layers[each.layer], each) for at, each in enumerate(chain) if isinstance(each, Graph)
+        }
+        self._fixed = fixed
+        self._tables = {
+            at: Table(num_rows, intervals.num_all, self._widths(at), settings.dtype)
+            for at, each in enumerate(chain)
+            if isinstance(each, Graph) and each.has_gradient
+        }
+        self._by_number: dict[int, Interval] = {each.number: each for each in intervals}
+        self._states = {number: _State() for number in self._by_number}
+        self._ready: list[
+            tuple[int, int, int]
+        ] = []  # (epoch, place, interval) of graph operations that can run
+        self._first: int | None = None  # epoch of this run
+        self._limit, self._finished = -1, dict[int, int]()
+        self._epochs: dict[int, list[tuple[int, float, dict[str, Any]]]] = {}
+        self._done: dict[int, Epoch] = {}
+        self._error: BaseException | None = None
+        self._changed = threading.Condition()
+        self.graph_s = 0.0  # seconds in graph operations
+        self._thread = threading.Thread(target=self._run, name="graph-server", daemon=True)
+        self._thread.start()
+
+    # For the training thread
+
+    def publish(self, version: int, weights: Mapping[str, Tensor]) -> None:
+        """Weights for epochs that begin from now on."""
+        self.versions.publish(version, weights)
+
+    def go(self, epoch: int, limit: int) -> None:
+        """An epoch is due, and intervals may begin those up to ``limit``. The first that is due is the first they begin."""
+        self.post.inbox.put(_Go(epoch, limit))
+
+    def wait(self, epoch: int, alive: Callable[[], None] = lambda: None, every_s: float = 0.5) -> Epoch:
+        """What came of an epoch, once all own intervals have ended it. ``alive`` may raise; it is called now and then."""
+        with self._changed:
+            while epoch not in self._done:
+                if self._error is not None:
+                    raise ServerlessError(f"the graph server broke: {self._error}") from self._error
+                if not self._changed.wait(every_s):
+                    alive()
+            return self._done.pop(epoch)
+
+    def close(self) -> None:
+        self.post.inbox.put(None)
+        self._thread.join(timeout=10)
+
+    # The engine
+
+    def _run(self) -> None:
+        try:
+            while True:
+                while self._ready and self.post.inbox.empty():
+                    self._gather_or_collect(*heapq.heappop(self._ready))
+                event = self.post.inbox.get()
+                if event is None:
+                    return
+                self._take(event)
+        except BaseException as error:
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+
+    def _take(self, event: Any) -> None:
+        if isinstance(event, Done):
+            self._came_back(event)
+        elif isinstance(event, Arrived):
+            self._arrived(event)
+        elif isinstance(event, _Go):
+            self._limit = event.limit
+            if self._first is None:
+                self._first = event.epoch
+                self._finished = dict.fromkeys(self._by_number, event.epoch - 1)
+            for number in self._by_number:
+                self._begin(number)
+        elif isinstance(event, Broken):
+            raise ServerlessError(event.reason)
+
+    def _begin(self, number: int) -> None:
+        """Begin the next epoch of an interval, if it may."""
+        state, last = self._states[number], self.settings.last_epoch
+        following = self._finished[number] + 1
+        if state.epoch == following or following > self._limit or (last is not None and following > last):
+            return
+        self._states[number] = state = _State(following, self.versions.take(), dict(self._fixed[number]))
+        self._forward(number, 0)
+
+    def _forward(self, number: int, place: int) -> None:
+        """Go on at a place of the chain."""
+        segment, state = self._chain[place], self._states[number]
+        if isinstance(segment, Dense):
+            is_last = place == len(self._chain) - 1
+            options: dict[str, float] = {}
+            wants: tuple[str, ...] = ()
+            if is_last and self.settings.fuses:
+                options[FUSES], wants = 1, self._wants(segment)
+            elif not self.settings.remakes:
+                options[SAVES] = 1
+            self._offer(number, place, False, self._rows(segment, state), wants, options)
+        elif not segment.has_gradient:
+            state.values[segment.gives] = self._fixed[number][segment.gives]
+            self._forward(number, place + 1)
+        else:
+            self._publish(number, place)
+            state.waits = place, False
+            self._look(number)
+
+    def _rows(self, segment: Dense, state: _State) -> dict[str, Any]:
+        return {name: _as_array(state.values[name]) for name in segment.program.rows}
+
+    def _wants(self, segment: Dense) -> tuple[str, ...]:
+        return tuple(name for name, row in segment.program.rows.items() if row.has_gradient)
+
+    def _offer(
+        self,
+        number: int,
+        place: int,
+        is_backward: bool,
+        rows: Mapping[str, Any],
+        wants: tuple[str, ...] = (),
+        options: Mapping[str, float] | None = None,
+    ) -> None:
+        state = self._states[number]
+        step = 2 * len(self._chain) - 1 - place if is_backward else place
+        key, version = TaskKey(state.epoch, step, number, place, is_backward), state.version
+        self.post.offer(
+            key,
+            Work(version, flat(rows), lambda: self.versions.of(place, version), wants, dict(options or {})),
+        )
+
+    def _came_back(self, done: Done) -> None:
+        """A dense piece was computed."""
+        number, place = done.key.interval, done.key.piece
+        state, segment = self._states[number], self._chain[place]
+        assert isinstance(segment, Dense)
+        for name, value in done.arrays.items():
+            if name.startswith("d:"):
+                state.weights[name[2:]] = [*state.weights.get(name[2:], []), np.array(value)]
+        is_last = place == len(self._chain) - 1
+        if is_last and not done.key.is_backward:
+            state.loss = done.values["loss"]
+        if done.key.is_backward or (is_last and self.settings.fuses):
+            for name in self._wants(segment):
+                self._add_grad(state, name, _as_tensor(done.arrays[f"g:{name}"]))
+            self._backward(number, place - 1)
+            return
+        state.kept[place] = {name: value for name, value in done.arrays.items() if name.startswith("s:")}
+        if is_last:
+            self._offer(
+                number, place, True, self._rows(segment, state) | state.kept[place], self._wants(segment)
+            )
+            return
+        for name in segment.program.outputs:
+            rows = _as_tensor(done.arrays[name])
+            state.values[name] = self._dropped(number, segment, rows)
+        self._forward(number, place + 1)
+
+    def _dropped(self, number: int, segment: Dense, rows: Tensor) -> Tensor:
+        """Rows, or their gradients, with the units dropped that this epoch drops after a piece."""
+        if segment.drops is None or not self.settings.drop_rate:
+            return rows
+        interval, epoch = self._by_number[number], self._states[number].epoch
+        code = Key(self.settings.seed, epoch).at(Purpose.DROPOUT, segment.drops)
+        return dropout(rows, interval.block.dst_ids(), self.settings.drop_rate, code)
+
+    @staticmethod
+    def _add_grad(state: _State, name: str, grad: Tensor) -> None:
+        state.grads[name] = state.grads[name] + grad if name in state.grads else grad
+
+    def _backward(self, number: int, place: int) -> None:
+        """Go back over a place of the chain: gradients of what it gave are there."""
+        if place < 0:
+            self._end(number)
+            return
+        segment, state = self._chain[place], self._states[number]
+        if isinstance(segment, Graph):
+            if not segment.has_gradient:
+                self._end(number)
+                return
+            heapq.heappush(self._ready, (state.epoch, 2 * len(self._chain) - 1 - place, number))
+            return
+        grads = {f"g:{name}": self._dropped(number, segment, state.grads.pop(name)).numpy()
+                 for name in segment.program.outputs if name in state.grads}  # fmt: skip
+        rows = self._rows(segment, state) | state.kept.get(place, {}) | grads
+        self._offer(number, place, True, rows, self._wants(segment))
+
+    # Graph operations
+
+    def _widths(self, place: int) -> dict[str, int]:
+        """Columns of the rows that a graph operation reads of all sources."""
+        before = self._chain[place - 1]
+        assert isinstance(before, Dense)
+        return {name: before.program.shapes[name][0] for name in self._ops[place].of_sources}
+
+    def _publish(self, number: int, place: int) -> None:
+        """Rows for all who read them (SC)."""
+        interval, state, op = self._by_number[number], self._states[number], self._ops[place]
+        rows = {name: state.values[name] for name in op.of_sources}
+        self._tables[place].put(number, interval.rows, state.epoch, rows)
+        for server, lent in interval.lent.items():
+            sent = {name: value.index_select(0, lent).numpy() for name, value in rows.items()}
+            self.post.send(server, wire.Rows(place, number, state.epoch, ()), sent)
+        self._look_all(place, False, number)
+
+    def _arrived(self, event: Arrived) -> None:
+        header = event.header
+        table = self._tables[header.table]
+        rows = {name: _as_tensor(value) for name, value in event.arrays.items()}
+        if isinstance(header, wire.Rows):
+            table.put(header.interval, self.intervals.halo[header.interval], header.epoch, rows)
+        else:
+            table.give(header.interval, header.epoch, {name: value.clone() for name, value in rows.items()})
+        self._look_all(header.table, isinstance(header, wire.Sums), header.interval)
+
+    def _look_all(self, place: int, is_backward: bool, number: int) -> None:
+        """Something came: intervals that wait for it may go on."""
+        for each, state in self._states.items():
+            if state.waits == (place, is_backward):
+                self._look(each)
+
+    def _look(self, number: int) -> None:
+        """Whether an interval that waits may go on."""
+        state = self._states[number]
+        assert state.waits is not None
+        place, is_backward = state.waits
+        if all(self._is_readable(tag, state.epoch) for tag in self._tags(number, place, is_backward)):
+            state.waits = None
+            step = 2 * len(self._chain) - place - 1 if is_backward else place
+            heapq.heappush(self._ready, (state.epoch, step, number))
+            if is_backward:
+                state.kept[place] = True  # what it read has been given back
+
+    def _tags(self, number: int, place: int, is_backward: bool) -> list[int]:
+        interval, table = self._by_number[number], self._tables[place]
+        if is_backward:
+            return [table.given_epoch(reader.number) for reader in interval.readers]
+        return [table.tags[read] for read in interval.reads]
+
+    def _bound(self, epoch: int) -> int | None:
+        return None if epoch == self._first else self.settings.staleness
+
+    def _is_readable(self, tag: int, epoch: int) -> bool:
+        bound = self._bound(epoch)
+        return tag == epoch if bound is None else tag >= epoch - bound - 1 and tag >= 0
+
+    def _gather_or_collect(self, epoch: int, step: int, number: int) -> None:
+        place = step if step < len(self._chain) else 2 * len(self._chain) - 1 - step
+        start = time.perf_counter()
+        with self._trace.span(
+            "graph", interval=number, place=place, backward=step >= len(self._chain), epoch=epoch
+        ):
+            if step < len(self._chain):
+                self._gather(number, place)
+            elif self._states[number].kept.get(place) is True:
+                self._collect(number, place)
+            else:
+                self._give_back(number, place)
+        self.graph_s += time.perf_counter() - start
+
+    def _gather(self, number: int, place: int) -> None:
+        """What the interval's destinations gather (GA)."""
+        interval, state, segment = self._by_number[number], self._states[number], self._chain[place]
+        assert isinstance(segment, Graph)
+        self.ages.check(state.epoch, self._tags(number, place, False), self._bound(state.epoch))
+        op, key = self._ops[place], Key(self.settings.seed, state.epoch)
+        own = {name: state.values[name] for name in op.of_own}
+        state.values[segment.gives], state.kept[place] = op.gather(
+            interval, self._tables[place].rows, own, key
+        )
+        self._forward(number, place + 1)
+
+    def _give_back(self, number: int, place: int) -> None:
+        """Gradients of the rows that the interval read go to their owners."""
+        interval, state, segment = self._by_number[number], self._states[number], self._chain[place]
+        assert isinstance(segment, Graph)
+        read, own = self._ops[place].give_back(
+            interval, state.kept.pop(place), state.grads.pop(segment.gives)
+        )
+        for name, grad in own.items():
+            self._add_grad(state, name, grad)
+        for server, positions in interval.back.items():
+            sent = {name: grad.index_select(0, positions).numpy() for name, grad in read.items()}
+            self.post.send(server, wire.Sums(place, number, state.epoch, ()), sent)
+        self._tables[place].give(number, state.epoch, read)
+        state.waits = place, True
+        self._look_all(place, True, number)
+
+    def _collect(self, number: int, place: int) -> None:
+        """Sum what readers gave for the interval's rows."""
+        interval, state = self._by_number[number], self._states[number]
+        self.ages.check(state.epoch, self._tags(number, place, True), self._bound(state.epoch))
+        del state.kept[place]
+        for name, grad in self._tables[place].collect(interval).items():
+            self._add_grad(state, name, grad)
+        self._backward(number, place - 1)
+
+    # Ends
+
+    def _end(self, number: int) -> None:
+        """An interval has ended its epoch."""
+        state = self._states[number]
+        self.versions.leave(state.version)
+        epoch = state.epoch
+        self._epochs.setdefault(epoch, []).append((number, state.loss, state.weights))
+        self._finished[number] = epoch
+        self._states[number] = _State(epoch)
+        if len(self._epochs[epoch]) == len(self._by_number):
+            self._summed(epoch)
+        self._begin(number)
+
+    def _summed(self, epoch: int) -> None:
+        found = Epoch()
+        for _, loss, weights in sorted(self._epochs.pop(epoch), key=lambda each: each[0]):
+            found.loss += loss
+            for name, pieces in weights.items():
+                for value in pieces:
+                    tensor = torch.from_numpy(value)
+                    found.gradients[name] = (
+                        found.gradients[name] + tensor if name in found.gradients else tensor
+                    )
+        self.post.forget(epoch)
+        with self._changed:
+            self._done[epoch] = found
+            self._changed.notify_all()
+
+
+def _as_array(value: Any) -> Any:
+    return value.numpy() if isinstance(value, Tensor) else value
+
+
+def _as_tensor(value: Any) -> Tensor:
+    """Shares memory with the message it came in; nothing writes to it."""
+    array = np.asarray(value)
+    return torch.from_numpy(array if array.flags.writeable else array.copy())

@@ -1,0 +1,68 @@
+"""Weights by version. An interval takes the newest when its epoch begins and keeps it to the end of its backward pass; a
+version is let go of once a newer one exists and nobody uses it.
+
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from polyhop.serverless.segments import Dense
+from polyhop.serverless.wire import Array
+
+__all__ = ["Versions"]
+
+
+class Versions:
+    """``pieces``: dense pieces by their place in the chain."""
+
+    def __init__(self, pieces: Mapping[int, Dense]) -> None:
+        self._pieces = dict(pieces)
+        self._plain = {at: piece.program.to_plain() for at, piece in pieces.items()}
+        self._kept: dict[int, dict[str, Array]] = {}
+        self._used: Counter[int] = Counter()
+        self._lock = threading.Lock()
+        self.newest = -1
+        self.most_alive = 0
+
+    @property
+    def alive(self) -> Sequence[int]:
+        return sorted(self._kept)
+
+    def publish(self, version: int, weights: Mapping[str, Tensor]) -> None:
+        """A new version; what is given is copied."""
+        if version <= self.newest:
+            raise ValueError(f"version {version} after {self.newest}")
+        names = {name for piece in self._pieces.values() for name in piece.weight_names}
+        copied = {name: np.array(weights[name].detach().cpu().numpy()) for name in sorted(names)}
+        with self._lock:
+            self._kept[version], self.newest = copied, version
+            self._let_go()
+            self.most_alive = max(self.most_alive, len(self._kept))
+
+    def take(self) -> int:
+        """The newest version, which stays until ``leave``."""
+        with self._lock:
+            self._used[self.newest] += 1
+            return self.newest
+
+    def leave(self, version: int) -> None:
+        with self._lock:
+            self._used[version] -= 1
+            self._let_go()
+
+    def of(self, piece: int, version: int) -> tuple[dict[str, Any], dict[str, Array]]:
+        """(program, weights) of a piece, as they travel."""
+        kept = self._kept[version]
+        return self._plain[piece], {name: kept[name] for name in self._pieces[piece].weight_names}
+
+    def _let_go(self) -> None:
+        for version in [v for v in self._kept if v != self.newest and self._used[v] <= 0]:
+            del self._kept[version]
+            del self._used[version]

@@ -1,0 +1,221 @@
+"""One rank of strategy ``serverless``: its graph server, its post, its functions. Needs pyzmq and msgspec."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from polyhop.comm import Collective
+from polyhop.errors import ConfigError
+from polyhop.graph import SharedGraph, Sizes, SparseRows
+from polyhop.kernels.keys import Key
+from polyhop.serverless.crew import Crew
+from polyhop.serverless.function import Order
+from polyhop.serverless.intervals import Intervals, cut_intervals
+from polyhop.serverless.ledger import Terms
+from polyhop.serverless.local import LocalLauncher
+from polyhop.serverless.post import Keys, Post
+from polyhop.serverless.ragged import Ragged
+from polyhop.serverless.secrets import Entry, KeyPair
+from polyhop.serverless.segments import Graph, Segment, segments
+from polyhop.serverless.server import Server, Settings
+from polyhop.strategies.held import HeldPart
+from polyhop.strategies.step import Team
+from polyhop.trace import Trace
+
+__all__ = ["TERMS", "Options", "ServerlessStep"]
+
+TERMS = Terms()
+"""How long leases last."""
+
+
+class Options(Protocol):
+    """The options of the strategy that a step reads."""
+
+    @property
+    def max_epochs(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def functions(self) -> int: ...
+    @property
+    def intervals(self) -> int: ...
+    @property
+    def staleness(self) -> int | None: ...
+    @property
+    def fuse_loss(self) -> bool: ...
+    @property
+    def rematerialise(self) -> bool: ...
+
+
+class ServerlessStep:
+    """All ranks build and use it together."""
+
+    num_steps = 1
+
+    def __init__(
+        self,
+        model: nn.Module,
+        graph: SharedGraph,
+        whole: HeldPart,
+        config: Options,
+        train_ids: Tensor,
+        terms_per_row: int,
+        trace: Trace,
+        team: Team,
+    ) -> None:
+        part, line, placement = graph.stored("strategy 'serverless'"), team.line, whole.placement
+        self._line, self._team, self._config, self._model = line, team, config, model
+        count = _total(train_ids.numel(), line) * terms_per_row
+        if count == 0:
+            raise ConfigError(
+                "the train set is empty: no node is both in the train split and labelled (label -1 = none)"
+            )
+        is_sparse = isinstance(whole.own_rows(torch.empty(0, dtype=torch.int64)), SparseRows)
+        chain = segments(
+            model,
+            Sizes.of_many(graph.num_nodes),
+            is_sparse=is_sparse,
+            loss="binary_cross_entropy" if graph.is_multilabel else "cross_entropy",
+            scale=1.0 / count,
+        )
+        layers = list(model.convs if hasattr(model, "convs") else model.layers)  # type: ignore[arg-type]
+        self.intervals = cut_intervals(part, whole.host_block, config.intervals, line)
+        fixed = _fixed(chain, layers, self.intervals, whole, part.y, train_ids)
+        self._start_servers(line)
+        self.server = Server(
+            chain,
+            layers,
+            self.intervals,
+            part.src_ids.numel(),
+            fixed,
+            self.post,
+            Settings(
+                config.seed,
+                float(model.dropout.p),  # type: ignore[union-attr, arg-type]
+                config.staleness,
+                config.max_epochs - 1,
+                config.fuse_loss,
+                config.rematerialise,
+                placement.dtype,
+            ),
+            trace,
+        )
+        entry = self.post.entry
+        order = Order(self._job, f"server{line.rank}", entry.address, entry.public, self._functions.public,
+                      self._functions.secret)  # fmt: skip
+        self.launcher = LocalLauncher(order)
+        self.crew = Crew(self.launcher, self.post, lambda: config.functions)
+        self._version, self.is_stop_agreed = -1, False
+        rows = [each.num_rows for each in self.intervals]
+        mode = "pipe" if config.staleness is None else f"staleness {config.staleness}"
+        self.notes = [
+            f"{len(rows)} intervals of {min(rows, default=0)} to {max(rows, default=0)} nodes a server, {mode}, "
+            f"{config.functions} functions a server ({sum(isinstance(s, Graph) for s in chain)} graph operations)"
+        ]
+
+    def _start_servers(self, line: Collective) -> None:
+        """Keys of the job from rank 0, a post on every rank, and the way to all others."""
+        own, drawn = KeyPair.draw(), [KeyPair.draw(), KeyPair.draw()]
+        text = "|".join(
+            [secrets.token_hex(8), *(each for pair in drawn for each in (pair.public, pair.secret))]
+        )
+        job, *keys = _shared_text(text, line)[0].split("|")
+        self._job, self._functions = job, KeyPair(*keys[:2])
+        host = _host(line)
+        self.post = Post(job, Keys(own, KeyPair(*keys[2:]), self._functions.public), host=host, terms=TERMS)
+        entries = _shared_text(f"{self.post.entry.address}|{own.public}", line)
+        self.post.connect({q: Entry(*each.split("|")) for q, each in enumerate(entries) if q != line.rank})
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:
+        return iter(range(start, 1))
+
+    def gradients(self, batch: Any, key: Key) -> Tensor:
+        names = dict(self._model.named_parameters())
+        self._version += 1
+        self.server.publish(self._version, names)
+        self.server.go(key.epoch, key.epoch + (self._config.staleness or 0))
+        found = self.server.wait(key.epoch)
+        trained = [(name, p) for name, p in names.items() if p.requires_grad]
+        own = [found.gradients.get(name, torch.zeros_like(p)).reshape(-1) for name, p in trained]
+        wish = float(self._team.asks_to_stop() or self.is_stop_agreed)
+        told = torch.tensor([found.loss, wish], dtype=own[0].dtype)
+        total = self._line.all_reduce(torch.cat([*own, told]), kind="gradients")
+        at = 0
+        for _, p in trained:
+            p.grad = total[at : at + p.numel()].view_as(p).clone()
+            at += p.numel()
+        self.is_stop_agreed = bool(total[-1] > 0)
+        return total[-2].clone()
+
+    def close(self) -> None:
+        """End functions and sockets."""
+        self.post.dismiss("the run is over")
+        self.crew.close()
+        self.server.close()
+        self.post.close()
+
+    def state(self) -> dict[str, Tensor]:
+        return {}
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        return
+
+
+def _fixed(
+    chain: Sequence[Segment],
+    layers: Sequence[Any],
+    intervals: Intervals,
+    whole: HeldPart,
+    y: Tensor | None,
+    train_ids: Tensor,
+) -> dict[int, dict[str, Any]]:
+    """Rows that no epoch changes, by interval: inputs, labels, and what the first layer gathers of inputs alone."""
+    assert y is not None, "the trainer checks that labels are there"
+    is_trained = torch.zeros(y.shape[0], dtype=torch.bool)
+    is_trained[train_ids] = True
+    found: dict[int, dict[str, Any]] = {}
+    for interval in intervals:
+        mine: dict[str, Any] = {}
+        trained, labels = is_trained[interval.rows], y[interval.rows]
+        if y.dim() == 2:
+            mine["labels"], mine["mask"] = labels.to(torch.uint8).numpy(), trained.to(torch.uint8).numpy()
+        else:
+            mine["labels"] = torch.where(trained, labels, -1).long().numpy()
+        rows = whole.placement.rows(whole.own_rows(torch.arange(interval.start, interval.stop)))
+        mine["h0"] = (
+            Ragged(rows.indptr.numpy(), rows.indices.numpy(), rows.values.numpy(), rows.num_columns)
+            if isinstance(rows, SparseRows)
+            else rows
+        )
+        for segment in chain:
+            if isinstance(segment, Graph) and not segment.has_gradient:
+                read = whole.placement.rows(whole.features.gather(interval.sources))
+                with torch.no_grad():
+                    mine[segment.gives] = layers[segment.layer].aggregate(interval.block, read, None)
+        found[interval.number] = mine
+    return found
+
+
+def _host(line: Collective) -> str:
+    """The address at which other ranks reach this one."""
+    names = set(_shared_text(socket.gethostname(), line))
+    return "127.0.0.1" if len(names) == 1 else socket.gethostbyname(socket.gethostname())
+
+
+def _shared_text(text: str, line: Collective) -> list[str]:
+    """Every rank's text. All ranks call it together."""
+    own = torch.tensor(list(text.encode()), dtype=torch.uint8, device=line.device)
+    return [bytes(each.tolist()).decode() for each in line.all_gather(own, kind="sizes")]
+
+
+def _total(count: int, line: Collective) -> int:
+    counts = line.all_gather(
+        torch.tensor([count], device=line.device), kind="sizes", counts=[1] * line.num_ranks
+    )
+    return int(torch.cat(counts).sum())

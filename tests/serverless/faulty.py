@@ -1,0 +1,158 @@
+"""Functions for tests: in threads of this process, over real sockets, with faults of every kind."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import zmq
+
+from polyhop.serverless import function as honest
+from polyhop.serverless import wire
+from polyhop.serverless.function import Order
+from polyhop.serverless.local import Ended
+from polyhop.serverless.secrets import Entry, KeyPair, guarded
+
+__all__ = ["FAULTS", "FaultyLauncher", "ThreadLauncher", "dialled"]
+
+FAULTS = ("die before", "die after", "hang", "repeat", "late", "drop", "reorder")
+
+
+def dialled(context: zmq.Context[Any], order: Order) -> zmq.Socket[bytes]:
+    """A socket to a server, as a function has it."""
+    made = context.socket(zmq.DEALER)
+    guarded(made, KeyPair(order.public, order.secret), Entry(order.address, order.server_public))
+    made.setsockopt(zmq.LINGER, 0)
+    made.connect(order.address)
+    return made
+
+
+class ThreadLauncher:
+    """Has about n functions alive, each a thread that runs ``serve(order, stop)``."""
+
+    def __init__(self, order: Order, serve: Callable[[Order, threading.Event], None] | None = None) -> None:
+        self._order, self._serve = order, serve or (lambda order, stop: self._honest(order))
+        self._running: dict[str, threading.Thread] = {}
+        self._failed: set[str] = set()
+        self._stop = threading.Event()
+        self.num_started = 0
+
+    @staticmethod
+    def _honest(order: Order) -> None:
+        honest.work(order)
+
+    @property
+    def alive(self) -> list[str]:
+        return [name for name, thread in self._running.items() if thread.is_alive()]
+
+    def ensure(self, wanted: int) -> list[str]:
+        made = []
+        for _ in range(wanted - len(self.alive)):
+            name = f"{self._order.function}-{self.num_started}"
+            self.num_started += 1
+
+            def run(order: Order) -> None:
+                try:
+                    self._serve(order, self._stop)
+                except Exception:  # as a process that exits with a failure
+                    self._failed.add(order.function)
+
+            thread = threading.Thread(target=run, args=(replace(self._order, function=name),), daemon=True)
+            self._running[name] = thread
+            thread.start()
+            made.append(name)
+        return made
+
+    def ended(self) -> list[Ended]:
+        gone = [name for name, thread in self._running.items() if not thread.is_alive()]
+        for name in gone:
+            del self._running[name]
+        return [Ended(name, int(name in self._failed), 0.0, 0.0) for name in gone]
+
+    def close(self) -> list[Ended]:
+        self._stop.set()
+        for thread in self._running.values():
+            thread.join(timeout=10)
+        assert not self.alive, "a function's thread is left"
+        return self.ended()
+
+
+class FaultyLauncher(ThreadLauncher):
+    """Functions that do at most some tasks, and of each, with a probability, what they should not."""
+
+    def __init__(
+        self,
+        order: Order,
+        *,
+        seed: int,
+        rate: float,
+        silent: bool = True,
+        kinds: tuple[str, ...] = FAULTS,
+        late_s: float = 0.3,
+    ):
+        super().__init__(order, self._misbehave)
+        self._rng, self._rate, self._kinds, self._silent = random.Random(seed), rate, kinds, silent
+        self._lock, self._late_s = threading.Lock(), late_s
+        self.counts: Counter[str] = Counter()
+
+    def ended(self) -> list[Ended]:
+        """Nobody tells of deaths: leases have to run out."""
+        gone = super().ended()
+        return [] if self._silent else gone
+
+    def _drawn(self) -> str:
+        with self._lock:
+            fault = self._rng.choice(self._kinds) if self._rng.random() < self._rate else "none"
+            self.counts[fault] += 1
+            return fault
+
+    def _misbehave(self, order: Order, stop: threading.Event) -> None:
+        context = zmq.Context()
+        socket = dialled(context, order)
+        weights, held = honest._Weights(), list[Any]()
+        try:
+            socket.send_multipart(wire.pack(wire.Hello(order.job, order.function, wire.PROTOCOL, 1, 10_000)))
+            socket.send_multipart(wire.pack(wire.Pull()))
+            while not stop.is_set():
+                if not socket.poll(50):
+                    continue
+                header, arrays = wire.unpack([frame.buffer for frame in socket.recv_multipart(copy=False)])
+                if isinstance(header, wire.Stop):
+                    return
+                if not isinstance(header, wire.Task):
+                    continue
+                fault = self._drawn()
+                if fault == "die before":
+                    return
+                program, known = weights.of(header, arrays)
+                rows = {name: value for name, value in arrays.items() if not name.startswith("w:")}
+                found, values = honest.run_task(
+                    program, header.key.is_backward, rows, known, header.wants, header.options
+                )
+                push = wire.pack(wire.Push(header.key, header.lease, (), 0.0, 0.0, values), found)
+                if fault == "hang":
+                    stop.wait(0.4)
+                    return
+                if fault == "late":
+                    stop.wait(self._rng.random() * 2 * self._late_s)
+                if fault == "reorder":
+                    held.append(push)  # goes after a later one
+                elif fault != "drop":
+                    socket.send_multipart(push)
+                    for each in held:
+                        socket.send_multipart(each)
+                    held.clear()
+                if fault == "repeat":
+                    socket.send_multipart(push)
+                if fault == "die after":
+                    time.sleep(0.02)  # so that it leaves
+                    return
+                socket.send_multipart(wire.pack(wire.Pull(weights.names)))
+        finally:
+            socket.close(linger=100)
+            context.term()

@@ -1,0 +1,164 @@
+"""Strategy ``serverless`` when functions fail: nothing lost, nothing counted twice, the same bits (I2, I5, I6, I7)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from polyhop.comm import run_in_threads
+from polyhop.graph import Graph
+from polyhop.serverless.ledger import Terms
+from polyhop.strategies import serverless_step
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "serverless"))
+
+from faulty import FAULTS, FaultyLauncher, ThreadLauncher  # type: ignore[import-not-found]
+from test_serverless import on_rank  # type: ignore[import-not-found]
+
+MakeGraph = Callable[..., Graph]
+QUICK = Terms(floor_s=0.15, ratio=3.0, cold_s=0.5)
+
+
+def trained(
+    graph: Graph,
+    launcher: Callable[..., Any],
+    monkeypatch: Any,
+    *,
+    ranks: int = 1,
+    epochs: int = 4,
+    name: str = "gcn",
+    watch: Callable[[Any], None] = lambda made: None,
+    **options: Any,
+) -> Any:
+    made = []
+
+    def launch(order: Any, **more: Any) -> Any:
+        made.append(launcher(order))
+        watch(made[-1])
+        return made[-1]
+
+    monkeypatch.setattr(serverless_step, "LocalLauncher", launch)
+    monkeypatch.setattr(serverless_step, "TERMS", QUICK)
+    given = {"intervals": 4, "functions": 2, **options}
+    return run_in_threads(ranks, on_rank, graph, name, 0.4, epochs, given)[0], made
+
+
+def assert_bits(found: Any, expected: Any) -> None:
+    assert found[0] == expected[0]
+    for name, value in expected[1].items():
+        assert torch.equal(found[1][name], value), name
+
+
+@pytest.mark.parametrize("name", ["gcn", "sage", "gat"])
+def test_the_same_bits_for_any_number_of_functions(
+    make_graph: MakeGraph, monkeypatch: Any, name: str
+) -> None:
+    graph = make_graph(80)
+    expected, _ = trained(graph, ThreadLauncher, monkeypatch, functions=1, name=name)
+    for functions in (2, 5):
+        found, _ = trained(graph, ThreadLauncher, monkeypatch, functions=functions, name=name)
+        assert_bits(found, expected)
+
+
+@pytest.mark.parametrize("options", [{"fuse_loss": False}, {"rematerialise": False},
+                                     {"fuse_loss": False, "rematerialise": False}], ids=str)  # fmt: skip
+@pytest.mark.parametrize("name", ["gcn-3", "sage", "gat"])
+def test_fusing_and_computing_again_change_no_bit(
+    make_graph: MakeGraph, monkeypatch: Any, name: str, options: dict[str, bool]
+) -> None:
+    graph = make_graph(80)
+    expected, _ = trained(graph, ThreadLauncher, monkeypatch, name=name)
+    assert_bits(trained(graph, ThreadLauncher, monkeypatch, name=name, **options)[0], expected)
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_a_kind_of_fault_changes_nothing(make_graph: MakeGraph, monkeypatch: Any, kind: str) -> None:
+    graph = make_graph(80)
+    expected, _ = trained(graph, ThreadLauncher, monkeypatch, epochs=3)
+
+    def faulty(order: Any) -> Any:
+        return FaultyLauncher(order, seed=1, rate=0.3, kinds=(kind,))
+
+    found, (launcher,) = trained(graph, faulty, monkeypatch, epochs=3)
+    assert launcher.counts[kind] > 2
+    assert_bits(found, expected)
+
+
+@pytest.mark.slow
+def test_a_thousand_faults_lose_nothing(make_graph: MakeGraph, monkeypatch: Any) -> None:
+    """Two servers, GAT, every kind at once."""
+    graph = make_graph(80)
+    expected, _ = trained(graph, ThreadLauncher, monkeypatch, ranks=2, epochs=60, name="gat")
+
+    def faulty(order: Any) -> Any:
+        return FaultyLauncher(order, seed=hash(order.function) % 1000, rate=0.5, silent=False)
+
+    found, launchers = trained(graph, faulty, monkeypatch, ranks=2, epochs=60, name="gat", functions=8)
+    assert sum(n for each in launchers for kind, n in each.counts.items() if kind != "none") >= 1000
+    assert_bits(found, expected)
+
+
+def test_a_first_wave_that_dies_whole_is_replaced(make_graph: MakeGraph, monkeypatch: Any) -> None:
+    graph = make_graph(80)
+    expected, _ = trained(graph, ThreadLauncher, monkeypatch, epochs=2)
+    since = time.monotonic()
+
+    def serve(order: Any, stop: threading.Event) -> None:
+        if time.monotonic() - since < 1.0:
+            raise RuntimeError("the first wave dies")
+        ThreadLauncher._honest(order)
+
+    found, (launcher,) = trained(graph, lambda order: ThreadLauncher(order, serve), monkeypatch, epochs=2)
+    assert launcher.num_started > 4
+    assert_bits(found, expected)
+
+
+def test_killed_processes_change_nothing(make_graph: MakeGraph, monkeypatch: Any) -> None:
+    """Real functions, kill -9 at random times."""
+    from polyhop.serverless.local import LocalLauncher
+
+    graph = make_graph(80)
+    expected, _ = trained(graph, ThreadLauncher, monkeypatch, epochs=30)
+    over, killed = threading.Event(), []
+
+    def reap(launcher: Any) -> None:
+        while not over.wait(0.5):
+            for pid in list(launcher.pids.values())[:1]:
+                os.kill(pid, signal.SIGKILL)
+                killed.append(pid)
+
+    def watch(launcher: Any) -> None:
+        threading.Thread(target=reap, args=(launcher,), daemon=True).start()
+
+    try:
+        found, (launcher,) = trained(graph, LocalLauncher, monkeypatch, epochs=30, watch=watch, functions=3)
+    finally:
+        over.set()
+    assert launcher.alive == []
+    assert len(killed) >= 2
+    assert_bits(found, expected)
+
+
+def test_labels_of_test_nodes_do_not_matter(make_graph: MakeGraph, monkeypatch: Any) -> None:
+    graph = make_graph(80)
+    assert graph.y is not None
+    assert graph.split is not None
+    y = graph.y.clone()
+    held_out = torch.cat([graph.split.val, graph.split.test])
+    y[held_out] = (y[held_out] + 1) % graph.num_classes
+    expected, _ = trained(graph, ThreadLauncher, monkeypatch)
+    assert_bits(trained(replace(graph, y=y), ThreadLauncher, monkeypatch)[0], expected)
+    y = graph.y.clone()
+    y[graph.split.train] = (y[graph.split.train] + 1) % graph.num_classes
+    assert trained(replace(graph, y=y), ThreadLauncher, monkeypatch)[0][0] != expected[0]  # the test can fail

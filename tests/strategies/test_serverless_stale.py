@@ -1,0 +1,88 @@
+"""Bounded asynchrony: what is read is never older than its bound, the bound is reached, and it learns (I3, I4)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyhop.comm import run_in_threads
+from polyhop.graph import Graph
+from polyhop.serverless.tables import NEVER, Ages, StalenessError
+from polyhop.strategies import serverless_step
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "serverless"))
+
+from faulty import FaultyLauncher  # type: ignore[import-not-found]
+from test_serverless import alone, on_rank  # type: ignore[import-not-found]
+from test_serverless_faults import QUICK  # type: ignore[import-not-found]
+
+MakeGraph = Callable[..., Graph]
+
+
+def seen(step: Any) -> tuple[Ages, int, list[int]]:
+    return step.server.ages, step.server.versions.most_alive, list(step.server.versions.alive)
+
+
+def trained(
+    graph: Graph, monkeypatch: Any, staleness: int | None, epochs: int, ranks: int = 2, **options: Any
+) -> list[Any]:
+    """Functions that are late at random."""
+
+    def late(order: Any, **more: Any) -> Any:
+        return FaultyLauncher(order, seed=5, rate=0.3, kinds=("late",), late_s=0.02)
+
+    monkeypatch.setattr(serverless_step, "LocalLauncher", late)
+    monkeypatch.setattr(serverless_step, "TERMS", QUICK)
+    given = {"intervals": 5, "functions": 3, "staleness": staleness, **options}
+    return run_in_threads(ranks, on_rank, graph, "gcn-3", 0.2, epochs, given, seen)
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+def test_ages_are_bounded_and_the_bound_is_reached(
+    make_graph: MakeGraph, monkeypatch: Any, staleness: int
+) -> None:
+    found = trained(make_graph(80), monkeypatch, staleness, 25)
+    ages = [each[2][0] for each in found]
+    assert max(each.oldest for each in ages) == staleness + 1
+    for each in ages:
+        assert set(each.seen) <= set(range(-staleness, staleness + 2))
+    for _, _, (_, most_alive, alive) in found:
+        assert most_alive <= staleness + 2
+        assert len(alive) == 1
+    losses = found[0][0]
+    assert found[1][0] == losses
+    assert losses[-1] < 0.8 * losses[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+def test_a_hundred_thousand_reads(make_graph: MakeGraph, monkeypatch: Any, staleness: int) -> None:
+    found = trained(make_graph(300), monkeypatch, staleness, 150, intervals=14)
+    ages = [each[2][0] for each in found]
+    assert sum(each.num_reads for each in ages) >= 100_000
+    assert max(each.oldest for each in ages) == staleness + 1
+
+
+def test_pipe_reads_rows_of_its_epoch_alone(make_graph: MakeGraph, monkeypatch: Any) -> None:
+    graph = make_graph(80)
+    found = trained(graph, monkeypatch, None, 4)
+    for _, _, (ages, most_alive, _) in found:
+        assert set(ages.seen) == {0}
+        assert most_alive <= 2
+    assert found[0][0] == pytest.approx(alone(graph, "gcn-3", 0.2, 4)[0], rel=1e-10)
+
+
+def test_the_check_can_fail() -> None:
+    ages = Ages()
+    ages.check(5, [5, 5], None)
+    ages.check(5, [4, 5], 0)
+    ages.check(5, [3, 6], 1)
+    assert (ages.num_reads, ages.oldest) == (6, 2)
+    for epoch, tag, bound in ((5, 4, None), (5, 6, None), (5, 3, 0), (5, 6, 0), (5, 2, 1), (0, NEVER, 3)):
+        with pytest.raises(StalenessError, match="fault of the server"):
+            ages.check(epoch, [tag], bound)
