@@ -45,7 +45,7 @@ def test_options_that_cannot_be(polyhop, halo: list[str], option: str, value: st
     ("more", "message"),
     [
         (["--fanout", "4,3"], "full graph"),
-        (["--halo", "sampled", "--bits", "adaptive"], "number of bits"),
+        pytest.param(["--halo", "sampled", "--bits", "adaptive"], "number of bits", marks=pytest.mark.slow),
         (["--halo", "sampled", "--model", "gat"], "GATConv"),
     ],
 )

@@ -120,13 +120,21 @@ def owners(graph: Graph, num_ranks: int, kind: str) -> Tensor:
     return partition(graph, num_ranks, kind).owner
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_weights_of_one_process(make_graph: MakeGraph, name: str) -> None:
+GRID = ((1, "hash"), (2, "metis"), (3, "empty"), (4, "skewed"))
+CORE = ("gcn", "sage", "gat", "gcn-batch")
+EVERYWHERE = [
+    pytest.param(name, num_ranks, kind, marks=() if name in CORE or num_ranks == 4 else pytest.mark.slow)
+    for name in MODELS
+    for num_ranks, kind in GRID
+]
+
+
+@pytest.mark.parametrize(("name", "num_ranks", "kind"), EVERYWHERE)
+def test_weights_of_one_process(make_graph: MakeGraph, name: str, num_ranks: int, kind: str) -> None:
     graph = make_graph(weighted=name.startswith("gcn"))
-    expected = alone(graph, name, max_epochs=8)
-    for num_ranks, kind in ((1, "hash"), (2, "metis"), (3, "empty"), (4, "skewed")):
-        owner = owners(graph, num_ranks, kind)
-        assert_same(run_in_threads(num_ranks, fit_share, graph, owner, name, {"max_epochs": 8}), expected)
+    owner = owners(graph, num_ranks, kind)
+    found = run_in_threads(num_ranks, fit_share, graph, owner, name, {"max_epochs": 8})
+    assert_same(found, alone(graph, name, max_epochs=8))
 
 
 @pytest.mark.slow

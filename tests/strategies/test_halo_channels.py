@@ -70,7 +70,12 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+LATER = ("8 bits", "1 bit", "16 bits", "stale", "sampled", "skipping, 8 bits")  # others have more in them
+
+
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=pytest.mark.slow if way in LATER else ()) for way in WAYS]
+)
 def test_runs_repeat_and_learn_over_threads_and_gloo(make_graph: MakeGraph, ranks: Run, way: str) -> None:
     graph = make_graph()
     owner = partition(graph, 3, "hash").owner
@@ -95,8 +100,15 @@ def stopped_and_continued(
     return list(model.state_dict().values())
 
 
-@pytest.mark.parametrize("stop_at", [5, 8, 15, 16])
-@pytest.mark.parametrize("way", ["adaptive", "stale", "stale, adaptive", "skipping", "random", "2 bits"])
+@pytest.mark.parametrize(
+    ("way", "stop_at"),
+    [
+        # Where widths are chosen, every moment around the choice (each eighth epoch); elsewhere any will do.
+        pytest.param(way, at, marks=() if "adaptive" in way or at == 15 else pytest.mark.slow)
+        for way in ("adaptive", "stale", "stale, adaptive", "skipping", "random", "2 bits")
+        for at in (5, 8, 15, 16)
+    ],
+)
 def test_a_continued_run_has_the_same_bits(
     make_graph: MakeGraph, tmp_path: Path, way: str, stop_at: int
 ) -> None:

@@ -83,12 +83,20 @@ def assert_same(found: list[Any], graph: Graph, name: str) -> None:
             assert float((weights[key] - value).abs().max()) <= 1e-9 * max(1.0, float(value.abs().max())), key
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_weights_of_one_process(make_graph: MakeGraph, name: str) -> None:
+GRID = ((1, "hash"), (2, "block"), (3, "empty"), (4, "skewed"))
+CORE = ("gcn", "sage", "gin")
+EVERYWHERE = [
+    pytest.param(name, num_ranks, kind, marks=() if name in CORE or num_ranks == 4 else pytest.mark.slow)
+    for name in MODELS
+    for num_ranks, kind in GRID
+]
+
+
+@pytest.mark.parametrize(("name", "num_ranks", "kind"), EVERYWHERE)
+def test_weights_of_one_process(make_graph: MakeGraph, name: str, num_ranks: int, kind: str) -> None:
     graph = make_graph(weighted=name.startswith("gcn"))
-    for num_ranks, kind in ((1, "hash"), (2, "block"), (3, "empty"), (4, "skewed")):
-        owner = owners(graph, num_ranks, kind)
-        assert_same(run_in_threads(num_ranks, fit, graph, owner, name, {}), graph, name)
+    owner = owners(graph, num_ranks, kind)
+    assert_same(run_in_threads(num_ranks, fit, graph, owner, name, {}), graph, name)
 
 
 @pytest.mark.parametrize("options", [{"overlap": False}, {"recompute": True}], ids=str)

@@ -166,7 +166,8 @@ def dying(
     return found
 
 
-@pytest.mark.parametrize("where", ["forward", pytest.param("backward", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["forward", "backward"])
 def test_a_stage_killed_mid_epoch_is_named(make_graph: MakeGraph, where: str) -> None:
     with pytest.raises(PeerError, match=r"rank 1 .*was (lost|killed)"):
         dying(make_graph(60), {}, where)

@@ -122,14 +122,24 @@ def owners(graph: Graph, num_ranks: int, kind: str) -> Tensor:
     return partition(graph, num_ranks, kind).owner
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_weights_of_one_process_over_threads(make_graph: MakeGraph, name: str) -> None:
+GRID = ((1, "hash"), (2, "seedless"), (3, "empty"), (4, "skewed"))
+CORE = ("gcn", "sage", "gat")
+EVERYWHERE = [
+    pytest.param(name, num_ranks, kind, marks=() if name in CORE or num_ranks == 4 else pytest.mark.slow)
+    for name in MODELS
+    for num_ranks, kind in GRID
+]
+
+
+@pytest.mark.parametrize(("name", "num_ranks", "kind"), EVERYWHERE)
+def test_weights_of_one_process_over_threads(
+    make_graph: MakeGraph, name: str, num_ranks: int, kind: str
+) -> None:
     graph = make_graph(num_features=10, weighted=name in ("gcn", "stack"))
     expected, start = alone(graph, name), model_of(name, graph)
     assert expected.steps == 20
-    for num_ranks, kind in ((1, "hash"), (2, "seedless"), (3, "empty"), (4, "skewed")):
-        found = run_in_threads(num_ranks, fit_share, graph, owners(graph, num_ranks, kind), name, {})
-        assert_same(found, expected, start)
+    found = run_in_threads(num_ranks, fit_share, graph, owners(graph, num_ranks, kind), name, {})
+    assert_same(found, expected, start)
 
 
 @pytest.mark.parametrize("name", ["gcn", "sage", "gat", "gin"])
@@ -166,7 +176,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("name", ["sage", "gat"])
 def test_options_change_nothing_of_it(make_graph: MakeGraph, name: str, options: dict[str, Any]) -> None:
-    graph = make_graph()
+    graph, options = make_graph(), {"max_epochs": 2, **options}
     found = run_in_threads(3, fit_share, graph, owners(graph, 3, "hash"), name, options)
     assert_same(found, alone(graph, name, **options), model_of(name, graph))
 

@@ -116,14 +116,24 @@ def owners(graph: Graph, num_ranks: int, kind: str) -> Tensor:
     return partition(graph, num_ranks, kind).owner
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_weights_of_one_process_over_threads(make_graph: MakeGraph, name: str) -> None:
+GRID = ((1, "hash"), (2, "metis"), (3, "empty"), (4, "skewed"))
+CORE = ("gcn", "sage", "gat")
+EVERYWHERE = [
+    pytest.param(name, num_ranks, kind, marks=() if name in CORE or num_ranks == 4 else pytest.mark.slow)
+    for name in MODELS
+    for num_ranks, kind in GRID
+]
+
+
+@pytest.mark.parametrize(("name", "num_ranks", "kind"), EVERYWHERE)
+def test_weights_of_one_process_over_threads(
+    make_graph: MakeGraph, name: str, num_ranks: int, kind: str
+) -> None:
     graph = make_graph(weighted=name in ("gcn", "gcn plain", "four layers"))
     expected = alone(graph, name)
     assert expected.steps == 20
-    for num_ranks, kind in ((1, "hash"), (2, "metis"), (3, "empty"), (4, "skewed")):
-        found = run_in_threads(num_ranks, fit_share, graph, owners(graph, num_ranks, kind), name, {})
-        assert_same(found, expected)
+    found = run_in_threads(num_ranks, fit_share, graph, owners(graph, num_ranks, kind), name, {})
+    assert_same(found, expected)
 
 
 @pytest.mark.parametrize("name", ["gcn", "gat"])
@@ -167,7 +177,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_options_change_nothing_of_it(make_graph: MakeGraph, options: dict[str, Any]) -> None:
-    graph = make_graph()
+    graph, options = make_graph(), {"max_epochs": 2, **options}
     found = run_in_threads(3, fit_share, graph, owners(graph, 3, "hash"), "sage", options)
     own = ("cache", "device_cache", "split_depth")
     shared = {name: value for name, value in options.items() if name not in own}
@@ -179,9 +189,9 @@ def test_options_change_nothing_of_it(make_graph: MakeGraph, options: dict[str, 
 def test_models_whose_lower_layers_are_split(
     make_graph: MakeGraph, name: str, options: dict[str, Any]
 ) -> None:
-    graph = make_graph(weighted=name == "gcn")
-    found = run_in_threads(4, fit_share, graph, owners(graph, 4, "skewed"), name, options)
-    assert_same(found, alone(graph, name))
+    graph, twice = make_graph(weighted=name == "gcn"), {"max_epochs": 2}
+    found = run_in_threads(4, fit_share, graph, owners(graph, 4, "skewed"), name, twice | options)
+    assert_same(found, alone(graph, name, **twice))
 
 
 @pytest.mark.parametrize("name", ["sage", "gcn", "gin"])

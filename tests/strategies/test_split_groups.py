@@ -254,8 +254,14 @@ def returns_of(graph: Graph, columns: list[int]) -> list[bool]:
     return [columns[0] != graph.num_features, *[True] * (len(columns) - 1)]
 
 
-@pytest.mark.parametrize(("name", "bits"), [("sage", 32), ("gat", 32), ("wide", 32), ("sage", 4)])
-@pytest.mark.parametrize(("num_groups", "size"), [(1, 3), (2, 2), (3, 1), (2, 3)])
+@pytest.mark.parametrize(
+    ("name", "bits", "num_groups", "size"),
+    [
+        pytest.param(*model, *grid, marks=() if model == ("sage", 32) or grid == (2, 2) else pytest.mark.slow)
+        for model in (("sage", 32), ("gat", 32), ("wide", 32), ("sage", 4))
+        for grid in ((1, 3), (2, 2), (3, 1), (2, 3))
+    ],
+)
 def test_account_equals_the_counters(
     make_graph: MakeGraph, name: str, bits: int, num_groups: int, size: int
 ) -> None:
