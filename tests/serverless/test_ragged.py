@@ -28,9 +28,10 @@ def some(n: int, columns: int, most: int) -> tuple[Ragged, np.ndarray]:
 @settings(max_examples=60, deadline=None)
 def test_products(n: int, columns: int, most: int, width: int) -> None:
     rows, dense = some(n, columns, most)
-    table, other = np.random.default_rng(0).standard_normal((columns, width)), np.ones((n, width))
-    np.testing.assert_allclose(multiply(rows, table), dense @ table, rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(multiply_transposed(rows, other), dense.T @ other, rtol=1e-12, atol=1e-12)
+    rng = np.random.default_rng(0)
+    weight, grad = rng.standard_normal((width, columns)), rng.standard_normal((n, width))
+    np.testing.assert_allclose(multiply(rows, weight), dense @ weight.T, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(multiply_transposed(rows, grad), grad.T @ dense, rtol=1e-12, atol=1e-12)
 
 
 @given(cuts=st.lists(st.integers(0, 12), min_size=1, max_size=4))
@@ -46,8 +47,9 @@ def test_cut_and_joined_is_what_it_was(cuts: list[int]) -> None:
 
 def test_float32_values_take_the_format_of_the_weights() -> None:
     rows = Ragged(np.array([0, 1]), np.array([0]), np.ones(1, np.float32), 1)
-    assert multiply(rows, np.ones((1, 2))).dtype == np.float64
-    assert multiply(rows, np.ones((1, 2), np.float32)).dtype == np.float32
+    for dtype in (np.float64, np.float32):
+        assert multiply(rows, np.ones((2, 1), dtype)).dtype == dtype
+        assert multiply_transposed(rows, np.ones((1, 2), dtype)).dtype == dtype
 
 
 @pytest.mark.parametrize(

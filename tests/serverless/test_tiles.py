@@ -160,12 +160,21 @@ def test_tiles_are_computed_while_later_rows_are_on_their_way() -> None:
     program.calls[0].__dict__["what"] = replace(real, forward=told)
 
     def arriving() -> Iterator[dict[str, Any]]:
-        for count in (3, 3, 2):
+        for count in (3, 3, 2, 1):
             seen.append(f"block of {count}")
             yield {"x": np.ones((count, 2))}
 
-    forward(program, arriving(), {}, 4, num_rows=8)
-    assert seen == ["block of 3", "block of 3", "tile of 4", "block of 2", "tile of 4"]
+    forward(program, arriving(), {}, 4, num_rows=9)
+    blocks_and_tiles = [
+        "block of 3",
+        "block of 3",
+        "tile of 4",
+        "block of 2",
+        "tile of 4",
+        "block of 1",
+        "tile of 1",
+    ]
+    assert seen == blocks_and_tiles
 
 
 def test_fixed_rows_get_no_gradient_and_missing_ones_count_as_zero() -> None:

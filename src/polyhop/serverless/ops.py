@@ -133,7 +133,7 @@ def _linear_gradient(
 
 def _sparse_linear(inputs: Inputs, attrs: Attrs) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
     rows: Ragged = inputs[0]
-    out = multiply(rows, np.ascontiguousarray(inputs[1].T))
+    out = multiply(rows, inputs[1])
     if len(inputs) == 3:
         out += inputs[2]
     return (out,), ()
@@ -147,7 +147,7 @@ def _sparse_linear_gradient(
     wanted: Sequence[bool],
 ) -> Sequence[Array | None]:
     grad = _given(grads[0])
-    weight = np.ascontiguousarray(multiply_transposed(inputs[0], grad).T) if wanted[1] else None
+    weight = multiply_transposed(inputs[0], grad) if wanted[1] else None
     return [None, weight, grad.sum(axis=0)] if len(inputs) == 3 else [None, weight]
 
 

@@ -1,6 +1,6 @@
 """Sparse rows as three arrays, and products with them, in numpy alone.
 
-Products add up in the order of the stored values, so the bits do not depend on how rows are grouped.
+Products add up in the order of the stored values, in float64.
 
 Legend: n rows, F columns, V stored values, G columns of the other matrix.
 """
@@ -71,35 +71,20 @@ class Ragged:
         )
 
 
-def multiply(rows: Ragged, table: Array) -> Array:
-    """[n, G]: the rows times table [F, G], in the table's number format."""
-    return _sums(rows.indptr, rows.indices, rows.values.astype(table.dtype, copy=False), table)
-
-
-def multiply_transposed(rows: Ragged, table: Array) -> Array:
-    """[F, G]: the transposed rows times table [n, G]."""
-    out = np.zeros((rows.num_columns, table.shape[1]), table.dtype)
-    order = np.argsort(rows.indices, kind="stable")
-    at = np.repeat(np.arange(rows.shape[0]), np.diff(rows.indptr))[order]
-    columns, counts = np.unique(rows.indices, return_counts=True)
-    indptr = np.concatenate([[0], np.cumsum(counts)])
-    out[columns] = _sums(indptr, at, rows.values[order].astype(table.dtype, copy=False), table)
+def multiply(rows: Ragged, weight: Array) -> Array:
+    """[n, G]: the rows times weight^T, weight [G, F], in its number format."""
+    at = np.repeat(np.arange(rows.shape[0]), np.diff(rows.indptr))
+    out = np.empty((rows.shape[0], weight.shape[0]), weight.dtype)
+    for column, line in enumerate(weight):
+        # Column by column: no array of size V * G, and no column or row, however full, is slower than others.
+        out[:, column] = np.bincount(at, rows.values * line[rows.indices], rows.shape[0])
     return out
 
 
-def _sums(indptr: Array, indices: Array, values: Array, table: Array) -> Array:
-    """[n, G]: sum over each row's values of value times the named row of the table.
-
-    First values of all rows together, then second ones, and so on: few calls, no array of size V * G, and a fixed order.
-    """
-    counts = np.diff(indptr)
-    order = np.argsort(-counts, kind="stable")  # longest first: those that have a k-th value stand in front
-    first, descending = indptr[:-1][order], -counts[order]
-    sums = np.zeros((counts.size, table.shape[1]), table.dtype)
-    for k in range(int(counts.max(initial=0))):
-        num_left = int(np.searchsorted(descending, -k, side="left"))
-        at = first[:num_left] + k
-        sums[:num_left] += values[at, None] * table[indices[at]]
-    out = np.empty_like(sums)
-    out[order] = sums
+def multiply_transposed(rows: Ragged, grad: Array) -> Array:
+    """[G, F]: grad^T, grad [n, G], times the rows."""
+    at = np.repeat(np.arange(rows.shape[0]), np.diff(rows.indptr))
+    out = np.empty((grad.shape[1], rows.num_columns), grad.dtype)
+    for column, line in enumerate(np.ascontiguousarray(grad.T)):
+        out[column] = np.bincount(rows.indices, rows.values * line[at], rows.num_columns)
     return out
