@@ -6,6 +6,10 @@ import random
 from typing import Any
 
 import pytest
+
+pytest.importorskip("zmq")
+pytest.importorskip("msgspec")
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule

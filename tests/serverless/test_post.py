@@ -12,6 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+pytest.importorskip("zmq")
+pytest.importorskip("msgspec")
+
 import zmq
 
 from polyhop.serverless import wire

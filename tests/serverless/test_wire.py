@@ -11,6 +11,10 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+
+pytest.importorskip("zmq")
+pytest.importorskip("msgspec")
+
 from hypothesis import given
 from hypothesis import strategies as st
 

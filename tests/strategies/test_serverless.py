@@ -7,6 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
+pytest.importorskip("zmq")
+pytest.importorskip("msgspec")
+
 import torch
 
 from polyhop import nn

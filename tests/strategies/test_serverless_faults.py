@@ -13,6 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+pytest.importorskip("zmq")
+pytest.importorskip("msgspec")
+
 import torch
 
 from polyhop.comm import run_in_threads

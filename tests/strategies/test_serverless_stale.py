@@ -9,6 +9,10 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("zmq")
+pytest.importorskip("msgspec")
+
+
 from polyhop.comm import run_in_threads
 from polyhop.graph import Graph
 from polyhop.serverless.tables import NEVER, Ages, StalenessError

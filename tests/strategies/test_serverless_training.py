@@ -10,6 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+pytest.importorskip("zmq")
+pytest.importorskip("msgspec")
+
 import torch
 from torch import Tensor
 
