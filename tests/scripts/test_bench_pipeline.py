@@ -28,6 +28,7 @@ def test_both_are_listed() -> None:
 
 
 def test_the_graph_is_cut_like_reddit() -> None:
+    pytest.importorskip("pymetis")
     made = cut("like reddit", reddit_like(traffic.NODES, 16), traffic.NUM_RANKS)
     assert made.graph.num_features == 16
     assert 2.5 < made.halo < 2.75

@@ -8,12 +8,10 @@ import subprocess
 import sys
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
-pytest.importorskip("zmq")
-pytest.importorskip("msgspec")
+msgspec = pytest.importorskip("msgspec")
 
 from hypothesis import given
 from hypothesis import strategies as st

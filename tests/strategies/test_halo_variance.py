@@ -204,6 +204,7 @@ def test_adaptive_widths_beat_uniform_ones(
 ) -> None:
     if not (data_dir / f"{name}.npz").is_file():
         pytest.skip(f"no {name} in {data_dir}")
+    pytest.importorskip("pymetis")
     graph = polyhop.load(name, data_dir=data_dir)
     owner = partition(graph, NUM_RANKS, "metis").owner
     found = run_in_threads(NUM_RANKS, measure, graph, owner, kind, {"halo_sums": sums})[0]
