@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-msgspec = pytest.importorskip("msgspec")
+pytest.importorskip("msgspec")
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
