@@ -155,6 +155,7 @@ GROUND = {
         "pipeline_ways",
         "pipeline_weights",
         "pushpull_cost",
+        "serverless_cost",
         "serverless_step",
         "shape",
         "split_auto",

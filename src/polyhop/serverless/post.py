@@ -107,8 +107,9 @@ class Post:
     ) -> None:
         self.job, self.ledger, self.inbox = job, Ledger[Work](terms), queue.SimpleQueue[Any]()
         self.refused: Counter[str] = Counter()
-        self.sent: Counter[str] = Counter()  # payload bytes by kind
-        self.received: Counter[str] = Counter()
+        self.sent: Counter[str] = Counter()  # payload bytes by kind: tasks, weights, rows, sums
+        self.sent_messages: Counter[str] = Counter()
+        self.received: Counter[str] = Counter()  # results, rows, sums
         self.messages: Counter[str] = Counter()
         self.busy_ms: Counter[str] = Counter()  # by function
         self._keys, self._limits, self._clock = keys, limits, clock
@@ -331,8 +332,9 @@ class Post:
                 lease.key, lease.number, lease_ms, work.version, (), program, work.wants, dict(work.options)
             )
             if self._reply(function.identity, header, arrays):
-                self.sent["tasks"] += wire.num_bytes(work.arrays)
-                self.sent["weights"] += wire.num_bytes(weights)
+                self._count("tasks", work.arrays)
+                if weights:
+                    self._count("weights", weights)
             else:
                 self._lose(function.name)
 
@@ -358,5 +360,9 @@ class Post:
             self._peers[number] = made
 
     def _to_peer(self, peer: int, header: wire.Rows | wire.Sums, arrays: Mapping[str, Array]) -> None:
-        self.sent[type(header).__name__.lower()] += wire.num_bytes(arrays)
+        self._count(type(header).__name__.lower(), arrays)
         self._peers[peer].send_multipart(wire.pack(header, arrays), copy=False)
+
+    def _count(self, kind: str, arrays: Mapping[str, Array]) -> None:
+        self.sent[kind] += wire.num_bytes(arrays)
+        self.sent_messages[kind] += 1

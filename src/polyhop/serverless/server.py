@@ -108,7 +108,7 @@ class Server:
         self.settings, self.post, self.intervals, self.ages = settings, post, intervals, Ages()
         self._chain, self._trace = list(chain), trace
         self.versions = Versions({at: each for at, each in enumerate(chain) if isinstance(each, Dense)})
-        self._ops: dict[int, Sum | Attention] = {
+        self.ops: dict[int, Sum | Attention] = {
             at: graph_op(layers[each.layer], each) for at, each in enumerate(chain) if isinstance(each, Graph)
         }
         self._fixed = fixed
@@ -199,7 +199,11 @@ class Server:
     def _forward(self, number: int, place: int) -> None:
         """Go on at a place of the chain."""
         segment, state = self._chain[place], self._states[number]
-        if isinstance(segment, Dense):
+        if isinstance(segment, Dense) and not segment.program.calls:  # dropout alone
+            for name in segment.program.outputs:
+                state.values[name] = self._dropped(number, segment, state.values[name])
+            self._forward(number, place + 1)
+        elif isinstance(segment, Dense):
             is_last = place == len(self._chain) - 1
             options: dict[str, float] = {}
             wants: tuple[str, ...] = ()
@@ -290,9 +294,17 @@ class Server:
                 return
             heapq.heappush(self._ready, (state.epoch, 2 * len(self._chain) - 1 - place, number))
             return
-        grads = {f"g:{name}": self._dropped(number, segment, state.grads.pop(name)).numpy()
-                 for name in segment.program.outputs if name in state.grads}  # fmt: skip
-        rows = self._rows(segment, state) | state.kept.get(place, {}) | grads
+        grads = {
+            name: self._dropped(number, segment, state.grads.pop(name))
+            for name in segment.program.outputs
+            if name in state.grads
+        }
+        if not segment.program.calls:
+            state.grads.update(grads)
+            self._backward(number, place - 1)
+            return
+        marked = {f"g:{name}": grad.numpy() for name, grad in grads.items()}
+        rows = self._rows(segment, state) | state.kept.get(place, {}) | marked
         self._offer(number, place, True, rows, self._wants(segment))
 
     # Graph operations
@@ -301,11 +313,11 @@ class Server:
         """Columns of the rows that a graph operation reads of all sources."""
         before = self._chain[place - 1]
         assert isinstance(before, Dense)
-        return {name: before.program.shapes[name][0] for name in self._ops[place].of_sources}
+        return {name: before.program.shapes[name][0] for name in self.ops[place].of_sources}
 
     def _publish(self, number: int, place: int) -> None:
         """Rows for all who read them (SC)."""
-        interval, state, op = self._by_number[number], self._states[number], self._ops[place]
+        interval, state, op = self._by_number[number], self._states[number], self.ops[place]
         rows = {name: state.values[name] for name in op.of_sources}
         self._tables[place].put(number, interval.rows, state.epoch, rows)
         for server, lent in interval.lent.items():
@@ -373,7 +385,7 @@ class Server:
         interval, state, segment = self._by_number[number], self._states[number], self._chain[place]
         assert isinstance(segment, Graph)
         self.ages.check(state.epoch, self._tags(number, place, False), self._bound(state.epoch))
-        op, key = self._ops[place], Key(self.settings.seed, state.epoch)
+        op, key = self.ops[place], Key(self.settings.seed, state.epoch)
         own = {name: state.values[name] for name in op.of_own}
         state.values[segment.gives], state.kept[place] = op.gather(
             interval, self._tables[place].rows, own, key
@@ -384,9 +396,7 @@ class Server:
         """Gradients of the rows that the interval read go to their owners."""
         interval, state, segment = self._by_number[number], self._states[number], self._chain[place]
         assert isinstance(segment, Graph)
-        read, own = self._ops[place].give_back(
-            interval, state.kept.pop(place), state.grads.pop(segment.gives)
-        )
+        read, own = self.ops[place].give_back(interval, state.kept.pop(place), state.grads.pop(segment.gives))
         for name, grad in own.items():
             self._add_grad(state, name, grad)
         for server, positions in interval.back.items():

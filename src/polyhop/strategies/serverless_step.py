@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from polyhop.comm import Collective
+from polyhop.comm import Collective, Cost
 from polyhop.errors import ConfigError
 from polyhop.graph import SharedGraph, Sizes, SparseRows
 from polyhop.kernels.keys import Key
@@ -25,6 +25,7 @@ from polyhop.serverless.secrets import Entry, KeyPair
 from polyhop.serverless.segments import Graph, Segment, segments
 from polyhop.serverless.server import Server, Settings
 from polyhop.strategies.held import HeldPart
+from polyhop.strategies.serverless_cost import Mode, account
 from polyhop.strategies.step import Team
 from polyhop.trace import Trace
 
@@ -86,14 +87,14 @@ class ServerlessStep:
         )
         layers = list(model.convs if hasattr(model, "convs") else model.layers)  # type: ignore[arg-type]
         self.intervals = cut_intervals(part, whole.host_block, config.intervals, line)
-        fixed = _fixed(chain, layers, self.intervals, whole, part.y, train_ids)
+        self._chain, self._fixed = chain, _fixed(chain, layers, self.intervals, whole, part.y, train_ids)
         self._start_servers(line)
         self.server = Server(
             chain,
             layers,
             self.intervals,
             part.src_ids.numel(),
-            fixed,
+            self._fixed,
             self.post,
             Settings(
                 config.seed,
@@ -152,6 +153,18 @@ class ServerlessStep:
             at += p.numel()
         self.is_stop_agreed = bool(total[-1] > 0)
         return total[-2].clone()
+
+    def account(self) -> Cost:
+        """Of an epoch without faults."""
+        mode = Mode(self._config.fuse_loss, self._config.rematerialise, self.server.settings.dtype.itemsize)
+        return account(self._chain, self.server.ops, self.intervals.own, self._fixed, mode)
+
+    def counted(self) -> Cost:
+        """Since the run began: what was sent, and results that came. Weights are beside the account."""
+        post = self.post
+        sizes, counts = dict(post.sent), dict(post.sent_messages)
+        results = {"results": post.received["results"]}, {"results": post.messages["Push"]}
+        return Cost(sizes | results[0], counts | results[1])
 
     def close(self) -> None:
         """End functions and sockets."""
