@@ -1,0 +1,124 @@
+"""Section ``transport``: what leases and messages cost, with CURVE on every connection.
+
+tasks_per_s_4mb   two functions, 4 MB each way, add a row to each row
+empty_task_ms     one function that asks for a task when it has done one; tasks of one row of one column
+recovery_s        from kill -9 of the only function that has a task to the result, brought by another that waits: by its
+                  lease (nobody tells the server of the death), and when the launcher tells it
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness import Figure, busy_cores
+from polyhop.serverless.function import Order
+from polyhop.serverless.ledger import Terms
+from polyhop.serverless.local import LocalLauncher
+from polyhop.serverless.post import Done, Keys, Post, Work
+from polyhop.serverless.program import Call, Program, Row
+from polyhop.serverless.secrets import KeyPair
+from polyhop.serverless.wire import TaskKey
+
+__all__ = ["run"]
+
+COLUMNS = 256
+LEASE_S = 1.0
+LATENCY_S = 0.15  # of a task, so that a function can be killed while it has it; part of what is told
+QUIET = 0.3
+
+
+def run(*, is_quick: bool) -> Iterator[Figure]:
+    """Rates of two functions, the cost of a task without content, and how long a death goes unnoticed."""
+    turns, tasks = (1, 30) if is_quick else (5, 200)
+    others = busy_cores()
+    busy = f"; other work on {others:.1f} cores" if others > QUIET else ""
+    rates = [_rate(2, 4096, COLUMNS, tasks) for _ in range(turns)]
+    told = f"2 functions, 4 MB each way, CURVE; {turns} turns of {tasks}: {', '.join(f'{each:.0f}' for each in rates)}{busy}"
+    yield Figure("tasks_per_s_4mb", statistics.median(rates), "tasks/s", told, at_least=45)
+    alone = [1000 / _rate(1, 1, 1, 10 * tasks) for _ in range(turns)]
+    told = f"1 function, one value, 2 wishes open; turns: {', '.join(f'{each:.2f}' for each in alone)}{busy}"
+    yield Figure("empty_task_ms", statistics.median(alone), "ms", told, at_most=1.0)
+    for name, is_told in (("recovery_by_lease_s", False), ("recovery_when_told_s", True)):
+        took = [_recovery(is_told) for _ in range(turns)]
+        details = f"kill -9 to result, lease of {LEASE_S:g} s; turns: {', '.join(f'{each:.2f}' for each in took)}{busy}"
+        yield Figure(name, statistics.median(took), "s", details, at_most=LEASE_S + 0.3)
+
+
+def _program(columns: int) -> Program:
+    return Program({"x": Row((columns,))}, {"b": (columns,)}, (Call("bias", ("x", "b"), ("y",)),), ("y",))
+
+
+def _open(terms: Terms, latency_s: float = 0.0) -> tuple[Post, LocalLauncher]:
+    functions = KeyPair.draw()
+    post = Post("bench", Keys(KeyPair.draw(), KeyPair.draw(), functions.public), terms=terms)
+    order = Order(
+        "bench",
+        "f",
+        post.entry.address,
+        post.entry.public,
+        functions.public,
+        functions.secret,
+        latency_s=latency_s,
+    )
+    return post, LocalLauncher(order)
+
+
+def _offer(post: Post, number: int, rows: int, columns: int) -> None:
+    program = _program(columns)
+    x = np.ones((rows, columns), np.float32)
+    weights = {"b": np.ones(columns, np.float32)}
+    post.offer(TaskKey(0, 0, number, 0, False), Work(0, {"x": x}, lambda: (program.to_plain(), weights)))
+
+
+def _until(is_so: Callable[[], Any], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        if time.monotonic() > deadline:
+            raise RuntimeError("functions did not come")
+        time.sleep(0.002)
+
+
+def _rate(functions: int, rows: int, columns: int, tasks: int) -> float:
+    """Tasks a second, from when all functions wait for work."""
+    post, launcher = _open(Terms())
+    try:
+        launcher.ensure(functions)
+        _until(lambda: post.messages["Pull"] >= 2 * functions)
+        start = time.perf_counter()
+        for number in range(tasks):
+            _offer(post, number, rows, columns)
+        for _ in range(tasks):
+            assert isinstance(post.inbox.get(timeout=60), Done)
+        return tasks / (time.perf_counter() - start)
+    finally:
+        post.close()
+        launcher.close()
+
+
+def _recovery(is_told: bool) -> float:
+    """Seconds from a death to the result."""
+    post, launcher = _open(Terms(floor_s=LEASE_S, ratio=1.0, cold_s=LEASE_S), latency_s=LATENCY_S)
+    try:
+        launcher.ensure(2)
+        _until(lambda: post.messages["Pull"] >= 4)
+        _offer(post, 0, 1, 1)
+        _until(lambda: post.sent_messages["tasks"] == 1)
+        (name,) = {lease.function for lease in post.ledger._leases.values()}
+        pid = launcher.pids[name]
+        os.kill(pid, signal.SIGKILL)
+        start = time.perf_counter()
+        if is_told:
+            _until(launcher.ended)
+            post.lose(name)
+        assert isinstance(post.inbox.get(timeout=60), Done)
+        return time.perf_counter() - start
+    finally:
+        post.close()
+        launcher.close()
