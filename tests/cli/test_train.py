@@ -112,6 +112,9 @@ def test_dry_run_writes_nothing(polyhop, small) -> None:
     assert "4 epochs of 3 steps, 40 training nodes" in shown.out
     assert list(Path().iterdir()) == []
     assert polyhop("train", *small, "--dry-run", "--json").json["config"]["max_epochs"] == 4
+    on_ranks = polyhop("train", *small, "--dry-run", "--workers", 3, "--strategy", "halo")
+    assert "strategy halo, 3 ranks, full graph" in on_ranks.out
+    assert list(Path().iterdir()) == []
 
 
 def test_continues_a_run(polyhop, small) -> None:

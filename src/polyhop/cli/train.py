@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -506,7 +507,17 @@ def command(
             recipe, options, run_dir, asked, parts, partitioner, overwrite=overwrite, as_json=as_json
         )
         return
-    _train(recipe, options, run_dir, threads=threads, overwrite=overwrite, dry_run=dry_run, as_json=as_json)
+    num_ranks = workers or int(os.environ.get("WORLD_SIZE", "1"))
+    _train(
+        recipe,
+        options,
+        run_dir,
+        threads=threads,
+        overwrite=overwrite,
+        dry_run=dry_run,
+        num_ranks=num_ranks,
+        as_json=as_json,
+    )
 
 
 def _train(
@@ -517,6 +528,7 @@ def _train(
     threads: int | None,
     overwrite: bool,
     dry_run: bool,
+    num_ranks: int,
     as_json: bool,
 ) -> None:
     """The command once its options are read: load, build, train, show."""
@@ -534,7 +546,7 @@ def _train(
     recipe = recipe.fitted(graph)
     model = recipe.build(trainer.seed)
     if dry_run:
-        _show_dry_run(trainer, model, graph, as_json)
+        _show_dry_run(trainer, model, graph, num_ranks, as_json)
         return
     folder = automatic_name(graph.name, type(model).__name__) if run_dir == "auto" else Path(run_dir)
     if overwrite:
@@ -588,11 +600,14 @@ def _train_on_ranks(
         show_result(result, Path(str(result.run_dir)), as_json, can_predict=not is_procedural(recipe.source))
 
 
-def _show_dry_run(trainer: Trainer, model: nn.Module, graph: Graph, as_json: bool) -> None:
+def _show_dry_run(trainer: Trainer, model: nn.Module, graph: Graph, num_ranks: int, as_json: bool) -> None:
     from polyhop.strategies import place
     from polyhop.train.header import first_lines
 
-    facts = first_lines(graph, model, place(trainer.device, trainer.precision), trainer.num_neighbors, None)
+    placement, groups = place(trainer.device, trainer.precision), trainer.split_groups
+    facts = first_lines(graph, model, placement, trainer.num_neighbors, None, (), num_ranks, groups)
+    if num_ranks > 1:
+        facts["plan"] = f"strategy {trainer.strategy}, {facts['plan']}"
     seeds = 0 if graph.split is None else graph.split.train.numel()
     steps = 1 if trainer.num_neighbors is None else -(-seeds // (trainer.batch_size or 1024))
     facts["plan"] += f"; {trainer.max_epochs} epochs of {steps:,} steps, {seeds:,} training nodes"
