@@ -130,6 +130,7 @@ GROUND = {
         "pipeline_ways",
         "pipeline_weights",
         "pushpull_cost",
+        "serverless_launch",
         "shape",
         "split_auto",
         "split_choice",

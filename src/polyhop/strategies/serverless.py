@@ -17,7 +17,7 @@ from __future__ import annotations
 import secrets
 import socket
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ from polyhop.exchange import RowFetch, RowFormat
 from polyhop.graph import Graph, SharedGraph, Sizes, SparseRows
 from polyhop.kernels.keys import Key
 from polyhop.sample.wire import Wire
-from polyhop.serverless.crew import Crew
+from polyhop.serverless.crew import Crew, Launcher
 from polyhop.serverless.function import Order
 from polyhop.serverless.intervals import Intervals, cut_intervals
 from polyhop.serverless.local import LocalLauncher
@@ -40,6 +40,7 @@ from polyhop.serverless.segments import Graph as GraphSegment
 from polyhop.serverless.segments import Segment, segments
 from polyhop.serverless.server import Server, Settings
 from polyhop.strategies.held import HeldPart
+from polyhop.strategies.serverless_launch import Launching
 from polyhop.strategies.step import Loss, Placement, Step, Team, WholeGraph
 from polyhop.trace import NO_TRACE, Trace
 
@@ -61,6 +62,11 @@ class Config:
     staleness: int | None = None  # None: pipe
     fuse_loss: bool = True
     rematerialise: bool = True
+    function_launcher: str = "local"  # local | aws | ray
+    function_name: str | None = None  # of AWS Lambda: name or ARN
+    function_endpoint: str | None = None  # of AWS Lambda; None: the region's
+    function_region: str | None = None  # of AWS Lambda; None: as boto3 finds it
+    function_memory: int | None = None  # MB; None: as it was made on AWS, else as orders say
 
 
 def hold(graph: SharedGraph, placement: Placement, team: Team, config: Config) -> HeldPart:
@@ -130,7 +136,8 @@ class _ServerlessStep:
         layers = list(model.convs if hasattr(model, "convs") else model.layers)  # type: ignore[arg-type]
         self.intervals = cut_intervals(part, whole.host_block, config.intervals, line)
         fixed = _fixed(chain, layers, self.intervals, whole, part.y, train_ids)
-        self._start_servers(line)
+        launching = Launching(config)
+        self._start_servers(line, launching.host)
         self.server = Server(
             chain,
             layers,
@@ -152,7 +159,15 @@ class _ServerlessStep:
         entry = self.post.entry
         order = Order(self._job, f"server{line.rank}", entry.address, entry.public, self._functions.public,
                       self._functions.secret)  # fmt: skip
-        self.launcher = LocalLauncher(order)
+        if config.function_memory is not None:
+            order = replace(order, memory_mb=config.function_memory)
+        try:
+            is_local = config.function_launcher == "local"
+            self.launcher: Launcher = LocalLauncher(order) if is_local else launching.launcher(order, self.post)
+        except BaseException:
+            self.server.close()
+            self.post.close()
+            raise
         self.crew = Crew(self.launcher, self.post, lambda: config.functions)
         self._version, self.is_stop_agreed = -1, False
         rows = [each.num_rows for each in self.intervals]
@@ -162,14 +177,14 @@ class _ServerlessStep:
             f"{config.functions} functions a server ({sum(isinstance(s, GraphSegment) for s in chain)} graph operations)"
         ]
 
-    def _start_servers(self, line: Collective) -> None:
-        """Keys of the job from rank 0, a post on every rank, and the way to all others."""
+    def _start_servers(self, line: Collective, host: str | None) -> None:
+        """Keys of the job from rank 0, a post on every rank (at ``host``), and the way to all others."""
         own, drawn = KeyPair.draw(), [KeyPair.draw(), KeyPair.draw()]
         text = "|".join([secrets.token_hex(8), *(each for pair in drawn for each in (pair.public, pair.secret))])
         job, *keys = _shared_text(text, line)[0].split("|")
         self._job, self._functions = job, KeyPair(*keys[:2])
-        host = _host(line)
-        self.post = Post(job, Keys(own, KeyPair(*keys[2:]), self._functions.public), host=host)
+        reached = _host(line)  # all ranks ask together
+        self.post = Post(job, Keys(own, KeyPair(*keys[2:]), self._functions.public), host=host or reached)
         entries = _shared_text(f"{self.post.entry.address}|{own.public}", line)
         self.post.connect({q: Entry(*each.split("|")) for q, each in enumerate(entries) if q != line.rank})
 
