@@ -91,6 +91,7 @@ GROUND = {
     "serverless": {
         "bill",
         "cluster",
+        "crew",
         "edge_ops",
         "function",
         "graph_ops",
@@ -156,6 +157,7 @@ GROUND = {
         "pipeline_weights",
         "pushpull_cost",
         "serverless_cost",
+        "serverless_launch",
         "serverless_step",
         "shape",
         "split_auto",

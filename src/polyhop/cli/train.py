@@ -312,6 +312,14 @@ def command(
         int,
         typer.Option(help="Functions of each rank of strategy serverless.", rich_help_panel="Ranks"),
     ] = 2,
+    function_launcher: Annotated[
+        str,
+        typer.Option(help="Where functions run: local, aws (AWS Lambda) or ray.", rich_help_panel="Ranks"),
+    ] = "local",
+    function_name: Annotated[
+        str | None,
+        typer.Option(help="Of AWS Lambda: name or ARN.", rich_help_panel="Ranks"),
+    ] = None,
     intervals: Annotated[
         int,
         typer.Option(
@@ -478,6 +486,8 @@ def command(
         "history_sweeps": int(history_sweeps) if history_sweeps.isdecimal() else history_sweeps,
         "history_bound": history_bound,
         "functions": functions,
+        "function_launcher": function_launcher,
+        "function_name": function_name,
         "intervals": intervals,
         "staleness": None if staleness == "pipe" else int(staleness) if staleness.isdecimal() else staleness,
         "exact_layers": exact_layers,

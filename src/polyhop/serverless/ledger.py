@@ -158,6 +158,10 @@ class Ledger(Generic[W]):
         held = [lease for lease in self._leases.values() if lease.function == function]
         return [lease for lease in held if self._run_out(lease)]
 
+    def holders(self, now: float) -> set[str]:
+        """Functions that have a lease which has not run out."""
+        return {lease.function for lease in self._leases.values() if lease.deadline > now}
+
     def give_up(self, key: TaskKey, number: int) -> None:
         """A function says that it cannot: its lease runs out now."""
         lease = self._leases.get(number)

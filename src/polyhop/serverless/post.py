@@ -26,11 +26,13 @@ from polyhop.serverless.ledger import OK, Ledger, Terms
 from polyhop.serverless.secrets import FUNCTION, SERVER, Entry, KeyPair, guarded
 from polyhop.serverless.wire import LIMITS, Array, Limits, TaskKey, WireError
 
-__all__ = ["Arrived", "Broken", "Done", "Keys", "Post", "Work"]
+__all__ = ["Arrived", "Broken", "Came", "Done", "Keys", "Left", "Post", "Work"]
 
 _LOG = logging.getLogger("polyhop.serverless")
 _HANDSHAKE_MS = 5000
 _TRIES = 5  # of a task that functions fail to compute, before the run ends
+_CALLS_S = 1.0  # between calls of the roll
+_SILENT_S = 30.0  # nothing heard, and no lease in time: lost, though its connection stands
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,22 @@ class Broken:
     reason: str
 
 
+@dataclass(frozen=True)
+class Came:
+    """A function has said Hello."""
+
+    function: str
+
+
+@dataclass(frozen=True)
+class Left:
+    """The last was heard of a function: it said Bye, or (``is_failure``) is lost."""
+
+    function: str
+    is_failure: bool
+    reason: str
+
+
 @dataclass
 class _Function:
     """A function as the post knows it."""
@@ -116,6 +134,8 @@ class Post:
         self._functions: dict[bytes, _Function] = {}
         self._wishing: deque[bytes] = deque()
         self._failures: Counter[TaskKey] = Counter()
+        self._news: queue.SimpleQueue[Came | Left] = queue.SimpleQueue()
+        self._called = clock()
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._wake, self._woken = socket.socketpair()
         self._woken.setblocking(False)
@@ -166,6 +186,17 @@ class Post:
     def dismiss(self, reason: str) -> None:
         """Every function that waits for work is told to end."""
         self._order(lambda: self._dismiss(reason))
+
+    def news(self) -> list[Came | Left]:
+        """Functions that came or left since the last call, in order, for launchers that cannot see their functions.
+
+        Who asks also has the roll called: a function whose connection is gone, or that hangs, will be among those lost.
+        """
+        self._order(self._call_the_roll)
+        found = []
+        while not self._news.empty():
+            found.append(self._news.get())
+        return found
 
     def num_functions(self, within_s: float = 5.0) -> int:
         """Functions heard of lately, or that hold a lease."""
@@ -271,6 +302,7 @@ class Post:
             self._reply(identity, wire.Stop(f"this is job {self.job}, protocol {wire.PROTOCOL}"))
             raise WireError(f"Hello of job {hello.job[:40]!r}, protocol {hello.protocol}")
         self._functions[identity] = _Function(hello.function, identity, seen=self._clock())
+        self._news.put(Came(hello.function))
 
     def _from_function(self, function: _Function, header: wire.Header, arrays: dict[str, Array]) -> None:
         function.seen = self._clock()
@@ -291,7 +323,7 @@ class Post:
         elif isinstance(header, wire.Failed):
             self._failed(function, header)
         elif isinstance(header, wire.Bye):
-            self._lose(function.name)
+            self._lose(function.name, Left(function.name, False, header.reason[:200]))
         else:
             raise WireError(f"{type(header).__name__} from a function")
 
@@ -306,10 +338,26 @@ class Post:
             self._dismiss("the run has failed")
         self.ledger.give_up(header.key, header.lease)
 
-    def _lose(self, name: str) -> None:
-        for identity in [i for i, each in self._functions.items() if each.name == name]:
+    def _lose(self, name: str, why: Left | None = None) -> None:
+        known = [i for i, each in self._functions.items() if each.name == name]
+        for identity in known:
             del self._functions[identity]
+        if known:
+            self._news.put(why or Left(name, True, "its connection is gone"))
         self.ledger.lose(name)
+
+    def _call_the_roll(self) -> None:
+        """Functions whose connection is gone, or that are silent for too long, are lost. Told, in a word without effect."""
+        now = self._clock()
+        if now - self._called < _CALLS_S:
+            return
+        self._called = now
+        at_work = self.ledger.holders(now)
+        for each in list(self._functions.values()):
+            if not self._reply(each.identity, wire.Ack(0, OK)):
+                self._lose(each.name)
+            elif now - each.seen > _SILENT_S and each.name not in at_work:
+                self._lose(each.name, Left(each.name, True, f"nothing was heard of it for {_SILENT_S:g} s"))
 
     def _serve(self) -> None:
         """Meet wishes while there are tasks."""

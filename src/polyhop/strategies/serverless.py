@@ -45,6 +45,11 @@ class Config:
     staleness: int | None = None  # None: pipe
     fuse_loss: bool = True
     rematerialise: bool = True
+    function_launcher: str = "local"  # local | aws | ray
+    function_name: str | None = None  # of AWS Lambda: name or ARN
+    function_endpoint: str | None = None  # of AWS Lambda; None: the region's
+    function_region: str | None = None  # of AWS Lambda; None: as boto3 finds it
+    function_memory: int | None = None  # MB; None: as it was made on AWS, else as orders say
 
 
 def hold(graph: SharedGraph, placement: Placement, team: Team, config: Config) -> HeldPart:

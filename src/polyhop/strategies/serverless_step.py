@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import socket
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -14,7 +15,7 @@ from polyhop.comm import Collective, Cost
 from polyhop.errors import ConfigError
 from polyhop.graph import SharedGraph, Sizes, SparseRows
 from polyhop.kernels.keys import Key
-from polyhop.serverless.crew import Crew
+from polyhop.serverless.crew import Crew, Launcher
 from polyhop.serverless.function import Order
 from polyhop.serverless.intervals import Intervals, cut_intervals
 from polyhop.serverless.ledger import Terms
@@ -26,6 +27,7 @@ from polyhop.serverless.segments import Graph, Segment, segments
 from polyhop.serverless.server import Server, Settings
 from polyhop.strategies.held import HeldPart
 from polyhop.strategies.serverless_cost import Mode, account
+from polyhop.strategies.serverless_launch import FunctionOptions, Launching
 from polyhop.strategies.step import Team
 from polyhop.trace import Trace
 
@@ -35,15 +37,13 @@ TERMS = Terms()
 """How long leases last."""
 
 
-class Options(Protocol):
+class Options(FunctionOptions, Protocol):
     """The options of the strategy that a step reads."""
 
     @property
     def max_epochs(self) -> int: ...
     @property
     def seed(self) -> int: ...
-    @property
-    def functions(self) -> int: ...
     @property
     def intervals(self) -> int: ...
     @property
@@ -88,7 +88,8 @@ class ServerlessStep:
         layers = list(model.convs if hasattr(model, "convs") else model.layers)  # type: ignore[arg-type]
         self.intervals = cut_intervals(part, whole.host_block, config.intervals, line)
         self._chain, self._fixed = chain, _fixed(chain, layers, self.intervals, whole, part.y, train_ids)
-        self._start_servers(line)
+        launching = Launching(config)
+        self._start_servers(line, launching.host)
         self.server = Server(
             chain,
             layers,
@@ -110,7 +111,17 @@ class ServerlessStep:
         entry = self.post.entry
         order = Order(self._job, f"server{line.rank}", entry.address, entry.public, self._functions.public,
                       self._functions.secret)  # fmt: skip
-        self.launcher = LocalLauncher(order)
+        if config.function_memory is not None:
+            order = replace(order, memory_mb=config.function_memory)
+        try:
+            is_local = config.function_launcher == "local"
+            self.launcher: Launcher = (
+                LocalLauncher(order) if is_local else launching.launcher(order, self.post)
+            )
+        except BaseException:
+            self.server.close()
+            self.post.close()
+            raise
         self.crew = Crew(self.launcher, self.post, lambda: config.functions)
         self._version, self.is_stop_agreed = -1, False
         rows = [each.num_rows for each in self.intervals]
@@ -120,16 +131,18 @@ class ServerlessStep:
             f"{config.functions} functions a server ({sum(isinstance(s, Graph) for s in chain)} graph operations)"
         ]
 
-    def _start_servers(self, line: Collective) -> None:
-        """Keys of the job from rank 0, a post on every rank, and the way to all others."""
+    def _start_servers(self, line: Collective, host: str | None) -> None:
+        """Keys of the job from rank 0, a post on every rank (at ``host``), and the way to all others."""
         own, drawn = KeyPair.draw(), [KeyPair.draw(), KeyPair.draw()]
         text = "|".join(
             [secrets.token_hex(8), *(each for pair in drawn for each in (pair.public, pair.secret))]
         )
         job, *keys = _shared_text(text, line)[0].split("|")
         self._job, self._functions = job, KeyPair(*keys[:2])
-        host = _host(line)
-        self.post = Post(job, Keys(own, KeyPair(*keys[2:]), self._functions.public), host=host, terms=TERMS)
+        reached = _host(line)  # all ranks ask together
+        self.post = Post(
+            job, Keys(own, KeyPair(*keys[2:]), self._functions.public), host=host or reached, terms=TERMS
+        )
         entries = _shared_text(f"{self.post.entry.address}|{own.public}", line)
         self.post.connect({q: Entry(*each.split("|")) for q, each in enumerate(entries) if q != line.rank})
 

@@ -40,6 +40,11 @@ _FREE_ON_RESUME = {
         "cache_ranks",
         "device_cache",
         "functions",
+        "function_launcher",
+        "function_name",
+        "function_endpoint",
+        "function_region",
+        "function_memory",
         "per_minibatch_rpc",
         "delta",
     ),
@@ -152,6 +157,11 @@ class Config:
     staleness: int | None = (
         None  # epochs that an interval may be ahead of the last; None = it waits for what it reads
     )
+    function_launcher: str = "local"  # of those functions: local | aws | ray
+    function_name: str | None = None  # of AWS Lambda: name or ARN
+    function_endpoint: str | None = None  # of AWS Lambda; None = the region's
+    function_region: str | None = None  # of AWS Lambda; None = as boto3 finds it
+    function_memory: int | None = None  # MB; None = as it was made on AWS, else as orders say
     fuse_loss: bool = True  # the last dense piece and its gradient are one task of a function
     rematerialise: bool = (
         True  # functions compute again for gradients what they computed before, instead of having it sent
