@@ -94,10 +94,11 @@ class FaultyLauncher(ThreadLauncher):
         silent: bool = True,
         kinds: tuple[str, ...] = FAULTS,
         late_s: float = 0.3,
+        slow: Callable[[Any], float] = lambda key: 0.0,
     ):
         super().__init__(order, self._misbehave)
         self._rng, self._rate, self._kinds, self._silent = random.Random(seed), rate, kinds, silent
-        self._lock, self._late_s = threading.Lock(), late_s
+        self._lock, self._late_s, self._slow = threading.Lock(), late_s, slow
         self.counts: Counter[str] = Counter()
 
     def ended(self) -> list[Ended]:
@@ -138,6 +139,7 @@ class FaultyLauncher(ThreadLauncher):
                 if fault == "hang":
                     stop.wait(0.4)
                     return
+                stop.wait(self._slow(header.key))
                 if fault == "late":
                     stop.wait(self._rng.random() * 2 * self._late_s)
                 if fault == "reorder":

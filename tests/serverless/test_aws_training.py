@@ -122,6 +122,7 @@ class Faults:
             return self.rng.random() < self.rates["throttle"]
 
 
+@pytest.mark.slow
 def test_the_bits_of_local_functions(make_graph: MakeGraph, function_folder: Path, remains: Remains) -> None:
     graph = make_graph(80)
     expected = trained(graph, 3)
@@ -139,6 +140,7 @@ def test_the_bits_of_local_functions(make_graph: MakeGraph, function_folder: Pat
     assert order["secret"] not in written
 
 
+@pytest.mark.slow
 def test_killed_stopped_and_throttled_change_nothing(
     make_graph: MakeGraph, function_folder: Path, remains: Remains
 ) -> None:

@@ -62,6 +62,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_killed_task_changes_nothing(tmp_path: Path, remains: Remains) -> None:
     pytest.importorskip("ray")
     tests = Path(__file__).parents[1]

@@ -15,6 +15,7 @@ pytest.importorskip("msgspec")
 
 from polyhop.comm import run_in_threads
 from polyhop.graph import Graph
+from polyhop.serverless.ledger import Terms
 from polyhop.serverless.tables import NEVER, Ages, StalenessError
 from polyhop.strategies import serverless_step
 
@@ -23,9 +24,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "serverless"))
 
 from faulty import FaultyLauncher  # type: ignore[import-not-found]
 from test_serverless import alone, on_rank  # type: ignore[import-not-found]
-from test_serverless_faults import QUICK  # type: ignore[import-not-found]
 
 MakeGraph = Callable[..., Graph]
+PATIENT = Terms(floor_s=20.0, ratio=3.0, cold_s=20.0)
 
 
 def seen(step: Any) -> tuple[Ages, int, list[int]]:
@@ -35,13 +36,16 @@ def seen(step: Any) -> tuple[Ages, int, list[int]]:
 def trained(
     graph: Graph, monkeypatch: Any, staleness: int | None, epochs: int, ranks: int = 2, **options: Any
 ) -> list[Any]:
-    """Functions that are late at random."""
+    """Functions that are late at random; and in some epochs one interval takes long, so that others get ahead of it."""
+
+    def slow(key: Any) -> float:
+        return 0.5 if key.interval == 0 and key.epoch in (2, 6) and not key.is_backward else 0.0
 
     def late(order: Any, **more: Any) -> Any:
-        return FaultyLauncher(order, seed=5, rate=0.3, kinds=("late",), late_s=0.02)
+        return FaultyLauncher(order, seed=5, rate=0.3, kinds=("late",), late_s=0.01, slow=slow)
 
     monkeypatch.setattr(serverless_step, "LocalLauncher", late)
-    monkeypatch.setattr(serverless_step, "TERMS", QUICK)
+    monkeypatch.setattr(serverless_step, "TERMS", PATIENT)
     given = {"intervals": 5, "functions": 3, "staleness": staleness, **options}
     return run_in_threads(ranks, on_rank, graph, "gcn-3", 0.2, epochs, given, seen)
 
@@ -50,7 +54,7 @@ def trained(
 def test_ages_are_bounded_and_the_bound_is_reached(
     make_graph: MakeGraph, monkeypatch: Any, staleness: int
 ) -> None:
-    found = trained(make_graph(80), monkeypatch, staleness, 25)
+    found = trained(make_graph(80), monkeypatch, staleness, 12)
     ages = [each[2][0] for each in found]
     assert max(each.oldest for each in ages) == staleness + 1
     for each in ages:
@@ -60,7 +64,7 @@ def test_ages_are_bounded_and_the_bound_is_reached(
         assert len(alive) == 1
     losses = found[0][0]
     assert found[1][0] == losses
-    assert losses[-1] < 0.8 * losses[0]
+    assert losses[-1] < 0.95 * losses[0]
 
 
 @pytest.mark.slow
