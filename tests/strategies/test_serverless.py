@@ -70,7 +70,7 @@ def on_rank(
     model = model_of(name, graph, p)
     owner = (torch.arange(graph.num_nodes) % line.num_ranks).int()
     held = share(graph, Partition(owner, line.num_ranks), line.rank)
-    config, team = serverless.Config(max_epochs=epochs, seed=3, **options), Team(line)
+    config, team = serverless.Config(**{"max_epochs": epochs, "seed": 3, **options}), Team(line)
     whole = serverless.hold(held, place("cpu", "64-true"), team, config)
     assert held.split is not None
     assert held.part.y is not None

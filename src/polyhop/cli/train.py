@@ -333,6 +333,13 @@ def command(
             rich_help_panel="Ranks",
         ),
     ] = "pipe",
+    weight_steps: Annotated[
+        int,
+        typer.Option(
+            help="Steps of the weights an epoch of strategy serverless; more than 1 do not wait for all intervals.",
+            rich_help_panel="Ranks",
+        ),
+    ] = 1,
     exact_layers: Annotated[
         bool,
         typer.Option(
@@ -490,6 +497,7 @@ def command(
         "function_name": function_name,
         "intervals": intervals,
         "staleness": None if staleness == "pipe" else int(staleness) if staleness.isdecimal() else staleness,
+        "weight_steps": weight_steps,
         "exact_layers": exact_layers,
         "memory": memory,
     }

@@ -16,7 +16,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, SupportsInt
 
 import zmq
 from zmq.utils import z85
@@ -50,9 +50,12 @@ class Keys:
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """What a function needs for a task. ``weights`` gives program and weights of the piece, where it has not got them."""
+    """What a function needs for a task. ``weights`` gives program and weights of the piece, where it has not got them.
 
-    version: int
+    ``version`` is asked for when the task is given out, not before.
+    """
+
+    version: SupportsInt
     arrays: Mapping[str, Array]
     weights: Callable[[], tuple[dict[str, Any], Mapping[str, Array]]]
     wants: tuple[str, ...] = ()
@@ -372,12 +375,13 @@ class Post:
             self._wishing.popleft()
             function.wishes -= 1
             lease, work = found
-            has = (lease.key.piece, work.version) in function.held
+            version = int(work.version)
+            has = (lease.key.piece, version) in function.held
             program, weights = (None, {}) if has else work.weights()
             arrays = {**work.arrays, **{f"w:{name}": value for name, value in weights.items()}}
             lease_ms = round(1000 * (lease.deadline - lease.given))
             header = wire.Task(
-                lease.key, lease.number, lease_ms, work.version, (), program, work.wants, dict(work.options)
+                lease.key, lease.number, lease_ms, version, (), program, work.wants, dict(work.options)
             )
             if self._reply(function.identity, header, arrays):
                 self._count("tasks", work.arrays)

@@ -12,7 +12,8 @@ most S + 1 epochs old (checked at every read). The first epoch of a run is alway
 nothing to read.
 
 The engine is one thread: it alone touches tables and intervals. The training thread says how far it may go (``go``) and
-waits for epochs (``wait``). Gradients of weights are summed in the order of intervals.
+waits for epochs (``wait``). Gradients of weights are summed in the order of intervals, of all of them or (``num_groups``)
+of consecutive ones: weights then change several times an epoch, while intervals of other groups are on their way.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from __future__ import annotations
 import heapq
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,11 +41,11 @@ from polyhop.serverless.post import Arrived, Broken, Done, Post, Work
 from polyhop.serverless.segments import Dense, Graph, Segment
 from polyhop.serverless.tables import Ages, Table
 from polyhop.serverless.tasks import FUSES, SAVES, flat
-from polyhop.serverless.versions import Versions
+from polyhop.serverless.versions import Ticket, Versions
 from polyhop.serverless.wire import TaskKey
 from polyhop.trace import NO_TRACE, Trace
 
-__all__ = ["Epoch", "Server", "ServerlessError", "Settings"]
+__all__ = ["Epoch", "Server", "ServerlessError", "Settings", "groups_of"]
 
 
 class ServerlessError(PolyhopError):
@@ -61,11 +63,12 @@ class Settings:
     fuses: bool = True  # the last piece and its gradient are one task
     remakes: bool = True  # gradients compute again what forward computed, instead of having it kept and sent
     dtype: torch.dtype = torch.float32
+    num_groups: int = 1  # of intervals, each with a step of the weights of its own
 
 
 @dataclass
 class Epoch:
-    """What came of an epoch on this server."""
+    """What came of an epoch on this server: of all intervals, or of a group."""
 
     loss: float = 0.0
     gradients: dict[str, Tensor] = field(default_factory=dict)
@@ -82,7 +85,7 @@ class _State:
     """Where an interval is."""
 
     epoch: int = -1
-    version: int = -1
+    version: Ticket | None = None
     values: dict[str, Any] = field(default_factory=dict)  # rows by name, of this epoch
     grads: dict[str, Tensor] = field(default_factory=dict)
     kept: dict[int, Any] = field(default_factory=dict)  # of graph operations and saved arrays, by place
@@ -119,13 +122,15 @@ class Server:
         }
         self._by_number: dict[int, Interval] = {each.number: each for each in intervals}
         self._states = {number: _State() for number in self._by_number}
+        self._groups = dict(zip(self._by_number, groups_of(len(intervals), settings.num_groups), strict=True))
+        self._sizes = Counter(self._groups.values())
         self._ready: list[
             tuple[int, int, int]
         ] = []  # (epoch, place, interval) of graph operations that can run
         self._first: int | None = None  # epoch of this run
         self._limit, self._finished = -1, dict[int, int]()
-        self._epochs: dict[int, list[tuple[int, float, dict[str, Any]]]] = {}
-        self._done: dict[int, Epoch] = {}
+        self._ended: dict[tuple[int, int], list[tuple[int, float, dict[str, Any]]]] = {}  # by epoch and group
+        self._done: dict[tuple[int, int], Epoch] = {}
         self._error: BaseException | None = None
         self._changed = threading.Condition()
         self.graph_s = 0.0  # seconds in graph operations
@@ -142,15 +147,21 @@ class Server:
         """An epoch is due, and intervals may begin those up to ``limit``. The first that is due is the first they begin."""
         self.post.inbox.put(_Go(epoch, limit))
 
-    def wait(self, epoch: int, alive: Callable[[], None] = lambda: None, every_s: float = 0.5) -> Epoch:
-        """What came of an epoch, once all own intervals have ended it. ``alive`` may raise; it is called now and then."""
+    def wait(
+        self, epoch: int, group: int = 0, alive: Callable[[], None] = lambda: None, every_s: float = 0.5
+    ) -> Epoch:
+        """What came of an epoch, once all own intervals of a group have ended it. ``alive`` is called now and then."""
+        if not self._sizes[group]:
+            return Epoch()
         with self._changed:
-            while epoch not in self._done:
+            while (epoch, group) not in self._done:
                 if self._error is not None:
                     raise ServerlessError(f"the graph server broke: {self._error}") from self._error
                 if not self._changed.wait(every_s):
                     alive()
-            return self._done.pop(epoch)
+            for passed in [each for each in self._done if each < (epoch, group)]:
+                del self._done[passed]  # of a run that went on after them
+            return self._done.pop((epoch, group))
 
     def close(self) -> None:
         self.post.inbox.put(None)
@@ -193,7 +204,10 @@ class Server:
         following = self._finished[number] + 1
         if state.epoch == following or following > self._limit or (last is not None and following > last):
             return
-        self._states[number] = state = _State(following, self.versions.take(), dict(self._fixed[number]))
+        version = Ticket(self.versions)
+        if self.settings.num_groups == 1:
+            int(version)  # now: all intervals of an epoch have the same
+        self._states[number] = _State(following, version, dict(self._fixed[number]))
         self._forward(number, 0)
 
     def _forward(self, number: int, place: int) -> None:
@@ -238,9 +252,12 @@ class Server:
         state = self._states[number]
         step = 2 * len(self._chain) - 1 - place if is_backward else place
         key, version = TaskKey(state.epoch, step, number, place, is_backward), state.version
+        assert version is not None
         self.post.offer(
             key,
-            Work(version, flat(rows), lambda: self.versions.of(place, version), wants, dict(options or {})),
+            Work(
+                version, flat(rows), lambda: self.versions.of(place, int(version)), wants, dict(options or {})
+            ),
         )
 
     def _came_back(self, done: Done) -> None:
@@ -419,19 +436,23 @@ class Server:
 
     def _end(self, number: int) -> None:
         """An interval has ended its epoch."""
-        state = self._states[number]
-        self.versions.leave(state.version)
+        state, group = self._states[number], self._groups[number]
+        assert state.version is not None
+        state.version.leave()
         epoch = state.epoch
-        self._epochs.setdefault(epoch, []).append((number, state.loss, state.weights))
+        ended = self._ended.setdefault((epoch, group), [])
+        ended.append((number, state.loss, state.weights))
         self._finished[number] = epoch
         self._states[number] = _State(epoch)
-        if len(self._epochs[epoch]) == len(self._by_number):
-            self._summed(epoch)
+        if len(ended) == self._sizes[group]:
+            self._summed(epoch, group)
+        if min(self._finished.values()) == epoch:
+            self.post.forget(epoch)
         self._begin(number)
 
-    def _summed(self, epoch: int) -> None:
+    def _summed(self, epoch: int, group: int) -> None:
         found = Epoch()
-        for _, loss, weights in sorted(self._epochs.pop(epoch), key=lambda each: each[0]):
+        for _, loss, weights in sorted(self._ended.pop((epoch, group)), key=lambda each: each[0]):
             found.loss += loss
             for name, pieces in weights.items():
                 for value in pieces:
@@ -439,10 +460,14 @@ class Server:
                     found.gradients[name] = (
                         found.gradients[name] + tensor if name in found.gradients else tensor
                     )
-        self.post.forget(epoch)
         with self._changed:
-            self._done[epoch] = found
+            self._done[epoch, group] = found
             self._changed.notify_all()
+
+
+def groups_of(num_intervals: int, num_groups: int) -> list[int]:
+    """The group of each interval: consecutive ones, as many in each as can be."""
+    return [at * num_groups // num_intervals for at in range(num_intervals)]
 
 
 def _as_array(value: Any) -> Any:

@@ -1,6 +1,8 @@
-"""Weights by version. An interval takes the newest when its epoch begins and keeps it to the end of its backward pass; a
-version is let go of once a newer one exists and nobody uses it.
+"""Weights by version. An interval takes one for an epoch and keeps it to the end of its backward pass; a version is let go
+of once a newer one exists and nobody uses it.
 
+Where weights change once an epoch an interval takes the newest when its epoch begins. Where they change more often it takes
+the newest when the first of its tasks is given out (``Ticket``): what waits for a function need not grow old meanwhile.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from torch import Tensor
 from polyhop.serverless.segments import Dense
 from polyhop.serverless.wire import Array
 
-__all__ = ["Versions"]
+__all__ = ["Ticket", "Versions"]
 
 
 class Versions:
@@ -66,3 +68,22 @@ class Versions:
         for version in [v for v in self._kept if v != self.newest and self._used[v] <= 0]:
             del self._kept[version]
             del self._used[version]
+
+
+class Ticket:
+    """Of one interval and epoch: the version that was the newest when it was first asked for, until ``leave``."""
+
+    def __init__(self, versions: Versions) -> None:
+        self._versions = versions
+        self._taken: int | None = None
+        self._lock = threading.Lock()
+
+    def __int__(self) -> int:
+        with self._lock:
+            if self._taken is None:
+                self._taken = self._versions.take()
+            return self._taken
+
+    def leave(self) -> None:
+        """The interval has ended its epoch."""
+        self._versions.leave(int(self))

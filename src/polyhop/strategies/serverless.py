@@ -9,7 +9,8 @@ are those of one process on the full graph, to rounding, and the same bits for a
 they have. With S >= 0 it reads what is there, at most S + 1 epochs old.
 
 Gradients of weights come with the rows they belong to in one message, are summed in the order of intervals and then of
-ranks, and the loop takes its optimiser's step on every rank alike.
+ranks, and the loop takes its optimiser's step on every rank alike: once an epoch, or (``weight_steps``) as often as a group
+of intervals has ended it, while the others go on with the version of the weights that they began with.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class Config:
     functions: int = 2  # of each server
     intervals: int = 16  # of each server
     staleness: int | None = None  # None: pipe
+    weight_steps: int = 1  # an epoch; more: of a group of intervals each, not waiting for the others
     fuse_loss: bool = True
     rematerialise: bool = True
     function_launcher: str = "local"  # local | aws | ray
@@ -79,6 +81,11 @@ def build(
         raise ConfigError(
             f"strategy {NAME!r} trains on the full graph, and num_neighbors={list(config.num_neighbors)} asks for "
             "mini-batches: leave it out (--fanout), or use strategy 'data' or 'macro'"
+        )
+    if config.weight_steps > 1 and config.staleness is None:
+        raise ConfigError(
+            f"weight_steps={config.weight_steps} changes weights while intervals are on their way, and staleness=None "
+            "(pipe) promises the numbers of one process: give staleness=0 or more (--staleness 0), or one step"
         )
     if whole.placement.device.type != "cpu" or whole.placement.autocast is not None:
         raise ConfigError(

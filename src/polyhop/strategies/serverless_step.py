@@ -49,15 +49,20 @@ class Options(FunctionOptions, Protocol):
     @property
     def staleness(self) -> int | None: ...
     @property
+    def weight_steps(self) -> int: ...
+    @property
     def fuse_loss(self) -> bool: ...
     @property
     def rematerialise(self) -> bool: ...
 
 
 class ServerlessStep:
-    """All ranks build and use it together."""
+    """All ranks build and use it together.
 
-    num_steps = 1
+    A step is of all intervals of all ranks; or, where an epoch has more than one (``weight_steps``), of one group of each
+    rank: of the gradient, what the rows of its intervals add to it, times the number of groups. So the mean of an epoch's
+    steps is the gradient of the whole, as far as its intervals saw the same weights.
+    """
 
     def __init__(
         self,
@@ -72,7 +77,7 @@ class ServerlessStep:
     ) -> None:
         part, line, placement = graph.stored("strategy 'serverless'"), team.line, whole.placement
         self._line, self._team, self._config, self._model = line, team, config, model
-        count = _total(train_ids.numel(), line) * terms_per_row
+        count = sum(_each(train_ids.numel(), line)) * terms_per_row
         if count == 0:
             raise ConfigError(
                 "the train set is empty: no node is both in the train split and labelled (label -1 = none)"
@@ -87,6 +92,13 @@ class ServerlessStep:
         )
         layers = list(model.convs if hasattr(model, "convs") else model.layers)  # type: ignore[arg-type]
         self.intervals = cut_intervals(part, whole.host_block, config.intervals, line)
+        self.num_steps = config.weight_steps
+        most = max(_each(len(self.intervals), line))
+        if self.num_steps > most:
+            raise ConfigError(
+                f"weight_steps={self.num_steps}: each is of a group of intervals, and no rank has more than {most}: give "
+                "fewer steps, or more intervals"
+            )
         self._chain, self._fixed = chain, _fixed(chain, layers, self.intervals, whole, part.y, train_ids)
         launching = Launching(config)
         self._start_servers(line, launching.host)
@@ -105,6 +117,7 @@ class ServerlessStep:
                 config.fuse_loss,
                 config.rematerialise,
                 placement.dtype,
+                config.weight_steps,
             ),
             trace,
         )
@@ -123,9 +136,10 @@ class ServerlessStep:
             self.post.close()
             raise
         self.crew = Crew(self.launcher, self.post, lambda: config.functions)
-        self._version, self.is_stop_agreed = -1, False
+        self._version, self._begun, self.is_stop_agreed = -1, -1, False
         rows = [each.num_rows for each in self.intervals]
         mode = "pipe" if config.staleness is None else f"staleness {config.staleness}"
+        mode += f", {config.weight_steps} steps an epoch" if config.weight_steps > 1 else ""
         self.notes = [
             f"{len(rows)} intervals of {min(rows, default=0)} to {max(rows, default=0)} nodes a server, {mode}, "
             f"{config.functions} functions a server ({sum(isinstance(s, Graph) for s in chain)} graph operations)"
@@ -147,24 +161,27 @@ class ServerlessStep:
         self.post.connect({q: Entry(*each.split("|")) for q, each in enumerate(entries) if q != line.rank})
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:
-        return iter(range(start, 1))
+        return iter(range(start, self.num_steps))
 
     def gradients(self, batch: Any, key: Key) -> Tensor:
         names = dict(self._model.named_parameters())
         self._version += 1
         self.server.publish(self._version, names)
-        self.server.go(key.epoch, key.epoch + (self._config.staleness or 0))
-        found = self.server.wait(key.epoch)
+        if self._begun != key.epoch:
+            self._begun = key.epoch
+            self.server.go(key.epoch, key.epoch + (self._config.staleness or 0))
+        found = self.server.wait(key.epoch, batch)
         trained = [(name, p) for name, p in names.items() if p.requires_grad]
         own = [found.gradients.get(name, torch.zeros_like(p)).reshape(-1) for name, p in trained]
         wish = float(self._team.asks_to_stop() or self.is_stop_agreed)
         told = torch.tensor([found.loss, wish], dtype=own[0].dtype)
         total = self._line.all_reduce(torch.cat([*own, told]), kind="gradients")
+        self.is_stop_agreed = bool(total[-1] > 0)
+        total *= self.num_steps
         at = 0
         for _, p in trained:
             p.grad = total[at : at + p.numel()].view_as(p).clone()
             at += p.numel()
-        self.is_stop_agreed = bool(total[-1] > 0)
         return total[-2].clone()
 
     def account(self) -> Cost:
@@ -240,8 +257,9 @@ def _shared_text(text: str, line: Collective) -> list[str]:
     return [bytes(each.tolist()).decode() for each in line.all_gather(own, kind="sizes")]
 
 
-def _total(count: int, line: Collective) -> int:
+def _each(count: int, line: Collective) -> list[int]:
+    """Every rank's number."""
     counts = line.all_gather(
         torch.tensor([count], device=line.device), kind="sizes", counts=[1] * line.num_ranks
     )
-    return int(torch.cat(counts).sum())
+    return list(torch.cat(counts).tolist())

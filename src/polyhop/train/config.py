@@ -157,6 +157,7 @@ class Config:
     staleness: int | None = (
         None  # epochs that an interval may be ahead of the last; None = it waits for what it reads
     )
+    weight_steps: int = 1  # an epoch of strategy "serverless"; more: without waiting for all intervals
     function_launcher: str = "local"  # of those functions: local | aws | ray
     function_name: str | None = None  # of AWS Lambda: name or ARN
     function_endpoint: str | None = None  # of AWS Lambda; None = the region's
@@ -205,6 +206,7 @@ class Config:
             "history_period",
             "functions",
             "intervals",
+            "weight_steps",
         )
         for name in (*at_least_one, *others):
             _require(self, name, int, lambda v: v >= 1, "a whole number of at least 1")
