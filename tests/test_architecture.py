@@ -90,6 +90,7 @@ GROUND = {
     "nn": {"conv", "halo", "layer", "model", "modules", "rows", "scale"},
     "serverless": {
         "bill",
+        "channel",
         "cluster",
         "crew",
         "edge_ops",
@@ -105,6 +106,7 @@ GROUND = {
         "program",
         "ragged",
         "rates",
+        "sealed",
         "secrets",
         "segments",
         "shapes",

@@ -14,21 +14,34 @@ import zmq
 
 from polyhop.serverless import function as honest
 from polyhop.serverless import wire
+from polyhop.serverless.channel import Channel
 from polyhop.serverless.function import Order
 from polyhop.serverless.local import Ended
 from polyhop.serverless.secrets import Entry, KeyPair, guarded
 
-__all__ = ["FAULTS", "FaultyLauncher", "ThreadLauncher", "dialled"]
+__all__ = ["FAULTS", "FaultyLauncher", "ThreadLauncher", "dialled", "entered"]
 
 FAULTS = ("die before", "die after", "hang", "repeat", "late", "drop", "reorder")
 
 
 def dialled(context: zmq.Context[Any], order: Order) -> zmq.Socket[bytes]:
-    """A socket to a server, as a function has it."""
+    """A socket to the door of a server."""
     made = context.socket(zmq.DEALER)
     guarded(made, KeyPair(order.public, order.secret), Entry(order.address, order.server_public))
     made.setsockopt(zmq.LINGER, 0)
     made.connect(order.address)
+    return made
+
+
+def entered(context: zmq.Context[Any], order: Order) -> Channel:
+    """A function's way to its server, as soon as that has answered."""
+    hello = wire.Hello(order.job, order.function, wire.PROTOCOL, 1, 10_000)
+    entry, own = Entry(order.address, order.server_public), KeyPair(order.public, order.secret)
+    made = Channel(context, entry, own, hello)
+    reason = made.enter(10.0)
+    if reason is not None:
+        made.close(0)
+        raise RuntimeError(reason)
     return made
 
 
@@ -114,15 +127,15 @@ class FaultyLauncher(ThreadLauncher):
 
     def _misbehave(self, order: Order, stop: threading.Event) -> None:
         context = zmq.Context()
-        socket = dialled(context, order)
+        channel: Channel | None = None
         weights, held = honest._Weights(), list[Any]()
         try:
-            socket.send_multipart(wire.pack(wire.Hello(order.job, order.function, wire.PROTOCOL, 1, 10_000)))
-            socket.send_multipart(wire.pack(wire.Pull()))
+            channel = entered(context, order)
+            channel.send(wire.pack(wire.Pull()))
             while not stop.is_set():
-                if not socket.poll(50):
+                if not channel.poll(0.05):
                     continue
-                header, arrays = wire.unpack([frame.buffer for frame in socket.recv_multipart(copy=False)])
+                header, arrays = wire.unpack(channel.receive())
                 if isinstance(header, wire.Stop):
                     return
                 if not isinstance(header, wire.Task):
@@ -145,16 +158,17 @@ class FaultyLauncher(ThreadLauncher):
                 if fault == "reorder":
                     held.append(push)  # goes after a later one
                 elif fault != "drop":
-                    socket.send_multipart(push)
+                    channel.send(push)
                     for each in held:
-                        socket.send_multipart(each)
+                        channel.send(each)
                     held.clear()
                 if fault == "repeat":
-                    socket.send_multipart(push)
+                    channel.send(push)
                 if fault == "die after":
                     time.sleep(0.02)  # so that it leaves
                     return
-                socket.send_multipart(wire.pack(wire.Pull(weights.names)))
+                channel.send(wire.pack(wire.Pull(weights.names)))
         finally:
-            socket.close(linger=100)
+            if channel is not None:
+                channel.close(100)
             context.term()

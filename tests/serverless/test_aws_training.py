@@ -24,6 +24,7 @@ from polyhop.strategies import Team, place, serverless
 from polyhop.train.loss import cross_entropy_sum
 
 pytest.importorskip("boto3")
+pytest.importorskip("cryptography")
 MakeGraph = Callable[..., Graph]
 
 

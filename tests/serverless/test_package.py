@@ -18,9 +18,21 @@ pytest.importorskip("awslambdaric")
 OWN = {
     "polyhop", "polyhop.errors", "polyhop.serverless",
     *(f"polyhop.serverless.{name}" for name in (
-        "aws_entry", "edge_ops", "function", "loss_ops", "ops", "program", "ragged", "secrets", "tasks", "tiles", "wire")),
+        "aws_entry", "channel", "edge_ops", "function", "loss_ops", "ops", "program", "ragged", "sealed", "secrets", "tasks",
+        "tiles", "wire")),
 }  # fmt: skip
-OTHERS = {"awslambdaric", "msgspec", "numpy", "numpy.libs", "pyzmq.libs", "simplejson", "zmq"}
+OTHERS = {
+    "awslambdaric",
+    "cffi",
+    "cryptography",
+    "msgspec",
+    "numpy",
+    "numpy.libs",
+    "pycparser",
+    "pyzmq.libs",
+    "simplejson",
+    "zmq",
+}
 
 # Runs out of the folder alone: one task of a program, handler and all that it imports, and then what is loaded.
 ALONE = """

@@ -7,6 +7,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 
 pytest.importorskip("zmq")
 pytest.importorskip("msgspec")
+pytest.importorskip("cryptography")
 
 import zmq
 
@@ -29,7 +31,7 @@ from polyhop.serverless.wire import Limits, TaskKey
 import sys  # isort: skip
 
 sys.path.insert(0, str(Path(__file__).parent))
-from faulty import dialled  # type: ignore[import-not-found]
+from faulty import dialled, entered  # type: ignore[import-not-found]
 
 PROGRAM = Program({"x": Row((3,))}, {"b": (3,)}, (Call("bias", ("x", "b"), ("y",)),), ("y",))
 WEIGHTS = {"b": np.arange(3.0)}
@@ -71,27 +73,37 @@ def until(is_so: Callable[[], bool], seconds: float = 5.0) -> None:
 
 
 class Client:
-    """Says what it is told to."""
+    """A function that says what it is told to."""
 
-    def __init__(self, given: Order, hello: bool = True) -> None:
+    def __init__(self, given: Order) -> None:
         self._context = zmq.Context()
-        self.socket = dialled(self._context, given)
-        if hello:
-            self.say(wire.Hello(given.job, given.function, wire.PROTOCOL, 1, 1000))
+        self.channel = entered(self._context, given)
 
     def say(self, header: wire.Header, arrays: Any = None) -> None:
-        self.socket.send_multipart(wire.pack(header, arrays))
+        self.channel.send(wire.pack(header, arrays))
 
     def hear(self, seconds: float = 5.0) -> Any:
-        assert self.socket.poll(round(1000 * seconds)), "nothing came"
-        return wire.unpack(self.socket.recv_multipart())
+        assert self.channel.poll(seconds), "nothing came"
+        return wire.unpack(self.channel.receive())
 
     def __enter__(self) -> Client:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self.socket.close(linger=0)
+        self.channel.close(0)
         self._context.term()
+
+
+@contextmanager
+def at_the_door(given: Order) -> Iterator[zmq.Socket[bytes]]:
+    """A connection with a key, of which nothing else is known."""
+    context = zmq.Context()
+    socket = dialled(context, given)
+    try:
+        yield socket
+    finally:
+        socket.close(linger=0)
+        context.term()
 
 
 def test_tasks_are_done_and_results_come_back(post: Post) -> None:
@@ -142,11 +154,19 @@ def test_without_the_key_nothing_is_read_and_nothing_submitted(post: Post, keys:
 
 
 def test_a_wrong_job_is_told_to_stop(post: Post) -> None:
-    with Client(order(post, job="another")) as client:
-        header, _ = client.hear()
-        assert isinstance(header, wire.Stop)
-        client.say(wire.Pull())
-        until(lambda: post.refused["message"] == 2)
+    assert "this is job job" in work(order(post, job="another")).reason
+    assert post.refused["message"] == 1
+    assert not post._functions
+
+
+def test_at_the_door_a_function_can_only_say_hello(post: Post) -> None:
+    post.offer(key(0), task())
+    with at_the_door(order(post)) as socket:
+        for header in (wire.Pull(), wire.Push(key(0), 1, ()), wire.Bye("x"), wire.Rows(0, 0, 0, ())):
+            socket.send_multipart(wire.pack(header))
+        until(lambda: post.refused["message"] == 4)
+        assert not socket.poll(200)
+    assert post.inbox.empty()
 
 
 def test_what_is_not_a_lease_does_not_count(post: Post) -> None:
@@ -172,9 +192,9 @@ def test_functions_cannot_pass_for_servers_nor_servers_for_functions(post: Post)
     with Client(order(post)) as client:
         client.say(wire.Rows(0, 0, 0, ()), {"h": np.ones(2)})
         until(lambda: post.refused["message"] == 1)
-    with Client(order(post, SERVERS), hello=False) as peer:
-        peer.say(wire.Hello("job", "x", wire.PROTOCOL, 1, 1))
-        peer.say(wire.Rows(0, 3, 1, ()), {"h": np.ones(2)})
+    with at_the_door(order(post, SERVERS)) as peer:
+        peer.send_multipart(wire.pack(wire.Hello("job", "x", wire.PROTOCOL, 1, 1)))
+        peer.send_multipart(wire.pack(wire.Rows(0, 3, 1, ()), {"h": np.ones(2)}))
         found = taken(post)
     assert isinstance(found, Arrived)
     assert found.header.interval == 3
@@ -183,35 +203,121 @@ def test_functions_cannot_pass_for_servers_nor_servers_for_functions(post: Post)
 
 
 def test_garbage_of_a_keyholder_is_refused_and_counted(post: Post) -> None:
+    """At the door; at the desk in sealed frames, and without a seal."""
     rng = np.random.default_rng(0)
-    with Client(order(post)) as client:
-        for size in (0, 1, 10, 1000):
-            client.socket.send_multipart([rng.bytes(size)])
-            client.socket.send_multipart([rng.bytes(size), rng.bytes(5), b""])
-        client.socket.send_multipart([b""] * 200)
-        until(lambda: post.refused["message"] == 9)
-    post.offer(key(0), task())
+    garbage = [[rng.bytes(size), *rest] for size in (0, 1, 10, 1000) for rest in ([], [rng.bytes(5), b""])]
+    garbage.append([b""] * 200)
+    with at_the_door(order(post)) as socket, Client(order(post)) as client:
+        for frames in garbage:
+            socket.send_multipart(frames)
+            client.channel.send(frames)
+            client.channel._socket.send_multipart(frames)
+        until(lambda: post.refused["message"] == 3 * len(garbage))
+        post.offer(key(0), task())
+        client.say(wire.Pull())
+        assert isinstance(client.hear()[0], wire.Task)  # its session stands
+    post.lose("f")
     assert work(order(post, function="honest")).tasks == 1
 
 
 def test_a_frame_that_is_too_long_ends_its_connection_alone(post: Post) -> None:
-    with Client(order(post)) as client:
-        client.socket.send_multipart([b"x" * (2 << 20)])
+    with at_the_door(order(post)) as socket, Client(order(post)) as client:
+        socket.send_multipart([b"x" * (2 << 20)])
+        client.channel.send([b"x" * (2 << 20)])
         time.sleep(0.3)
     post.offer(key(0), task())
     assert work(order(post, function="honest")).tasks == 1
 
 
-def test_strangers_by_the_thousand_change_nothing(post: Post) -> None:
-    """Plain sockets that send garbage, a length of 10 GB, or nothing at all."""
+def plain_client(context: zmq.Context[Any], post: Post, name: str, password: str) -> zmq.Socket[bytes]:
+    """At the desk."""
+    made = context.socket(zmq.DEALER)
+    made.setsockopt(zmq.LINGER, 0)
+    made.plain_username, made.plain_password = name.encode(), password.encode()
+    made.connect(f"tcp://127.0.0.1:{post.desk_port}")
+    return made
+
+
+def test_without_a_sessions_password_nobody_is_at_the_desk(post: Post) -> None:
+    with Client(order(post)) as client:
+        client.say(wire.Pull())
+        until(lambda: post.messages["Pull"] == 1)
+        (function,) = post._functions.values()
+        session, identity, context = function.session, function.identity, zmq.Context()
+        tries = ((session.name, "wrong"), ("nobody", session.password), (session.name, session.name))
+        sockets = [plain_client(context, post, *each) for each in tries]
+        for socket in sockets:
+            socket.send_multipart([b"x" * 1000] * 5)
+        until(lambda: post.refused["key"] >= len(tries))
+        assert function.identity == identity
+        assert post.refused["message"] == 0
+        for socket in sockets:
+            socket.close()
+        context.term()
+
+
+def test_who_has_seen_a_password_can_neither_read_nor_submit_nor_repeat(post: Post) -> None:
+    """Names and passwords of the desk are not secret to who can listen; the key of a session is."""
+    heard: list[list[bytes]] = []
+    with Client(order(post)) as client:
+        original = client.channel._socket.send_multipart
+
+        def overheard(frames: list[Any], **options: Any) -> Any:
+            heard.append([bytes(frame) for frame in frames])
+            return original(frames, **options)
+
+        client.channel._socket.send_multipart = overheard  # type: ignore[method-assign]
+        client.say(wire.Pull())
+        until(lambda: post.messages["Pull"] == 1)
+        (function,) = post._functions.values()
+        identity, context = function.identity, zmq.Context()
+        thief = plain_client(context, post, function.session.name, function.session.password)
+        thief.send_multipart(heard[0])  # again
+        thief.send_multipart(wire.pack(wire.Pull()))
+        until(lambda: post.refused["message"] == 2)
+        assert (function.identity, function.wishes, post.messages["Pull"]) == (identity, 1, 1)
+        post.offer(key(0), task())
+        assert isinstance(client.hear()[0], wire.Task)
+        assert not thief.poll(100)
+        thief.close()
+        context.term()
+        client.channel._socket.send_multipart = original  # type: ignore[method-assign]
+
+
+def test_a_session_that_has_ended_is_no_session(post: Post) -> None:
+    with Client(order(post, function="lost")) as client:
+        client.say(wire.Pull())
+        until(lambda: post.messages["Pull"] == 1)
+        post.lose("lost")
+        until(lambda: not post._functions)
+        client.say(wire.Pull())
+        until(lambda: post.refused["message"] == 1)
+
+
+def test_functions_that_come_late_are_told_to_end(post: Post) -> None:
+    with Client(order(post)) as client:
+        client.say(wire.Pull())
+        until(lambda: post.messages["Pull"] == 1)
+        post.dismiss("enough")
+        assert client.hear()[0] == wire.Stop("enough")
+        client.say(wire.Pull())
+        assert client.hear()[0] == wire.Stop("enough")
+    assert work(order(post)).reason == "enough"
+
+
+@pytest.mark.parametrize("mechanism", ["CURVE", "PLAIN"])
+def test_strangers_by_the_thousand_change_nothing(post: Post, mechanism: str) -> None:
+    """Plain sockets that send garbage, a length of 10 GB, or nothing at all, to the door and to the desk."""
     host, port = post.entry.address.removeprefix("tcp://").split(":")
+    port = port if mechanism == "CURVE" else str(post.desk_port)
     before = _resident()
     for at in range(1000):
         with plain.create_connection((host, int(port)), timeout=5) as stranger:
             if at % 3 == 0:
                 stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
             elif at % 3 == 1:
-                greeting = b"\xff" + struct.pack(">Q", 10 << 30) + b"\x7f\x03\x00CURVE" + b"\x00" * 47
+                named = mechanism.encode() + b"\x00" * 47
+                greeting = b"\xff" + struct.pack(">Q", 10 << 30) + b"\x7f\x03\x00" + named
                 stranger.sendall(greeting + b"\x02" + struct.pack(">Q", 10 << 30))
     post.offer(key(0), task())
     assert work(order(post)).tasks == 1

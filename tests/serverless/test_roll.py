@@ -13,11 +13,12 @@ import zmq
 
 from polyhop.serverless import post as post_module
 from polyhop.serverless import wire
+from polyhop.serverless.channel import Channel
 from polyhop.serverless.function import Order, work
 from polyhop.serverless.ledger import Ledger, Terms
 from polyhop.serverless.post import Came, Keys, Left, Post, Work
 from polyhop.serverless.program import Call, Program, Row
-from polyhop.serverless.secrets import Entry, KeyPair, guarded
+from polyhop.serverless.secrets import KeyPair
 from polyhop.serverless.wire import TaskKey
 
 PROGRAM = Program({"x": Row((3,))}, {"b": (3,)}, (Call("bias", ("x", "b"), ("y",)),), ("y",))
@@ -39,14 +40,11 @@ def order(post: Post, name: str) -> Order:
     )
 
 
-def silent(context: zmq.Context[Any], post: Post, name: str) -> zmq.Socket[bytes]:
+def silent(context: zmq.Context[Any], post: Post, name: str) -> Channel:
     """A function that says Hello, wishes for a task, and then nothing more."""
-    made = context.socket(zmq.DEALER)
-    guarded(made, FUNCTIONS, Entry(post.entry.address, post.entry.public))
-    made.setsockopt(zmq.LINGER, 0)
-    made.connect(post.entry.address)
-    for header in (wire.Hello("job", name, wire.PROTOCOL, 1, 1000), wire.Pull()):
-        made.send_multipart(wire.pack(header))
+    made = Channel(context, post.entry, FUNCTIONS, wire.Hello("job", name, wire.PROTOCOL, 1, 1000))
+    assert made.enter(10.0) is None
+    made.send(wire.pack(wire.Pull()))
     return made
 
 
@@ -80,9 +78,9 @@ def test_one_whose_connection_goes_with_a_task_in_hand(post: Post) -> None:
     gone = silent(context, post, "gone")
     try:
         assert told(post, 1) == [Came("gone")]
-        assert gone.poll(10_000)
+        assert gone.poll(10.0)
     finally:
-        gone.close()
+        gone.close(0)
         context.term()
     assert told(post, 1) == [Left("gone", True, "its connection is gone")]
     work(order(post, "next"))
@@ -97,7 +95,7 @@ def test_one_that_hangs_is_lost_unless_its_lease_is_in_time(
     context = zmq.Context()
     post.offer(TaskKey(0, 0, 0, 0, False), WORK)
     busy = silent(context, post, "busy")
-    assert busy.poll(10_000)
+    assert busy.poll(10.0)
     idle = silent(context, post, "idle")
     try:
         found = told(post, 3)
@@ -105,7 +103,7 @@ def test_one_that_hangs_is_lost_unless_its_lease_is_in_time(
         assert post.ledger.holders(time.monotonic()) == {"busy"}
     finally:
         for each in (busy, idle):
-            each.close()
+            each.close(0)
         context.term()
 
 

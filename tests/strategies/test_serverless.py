@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("zmq")
 pytest.importorskip("msgspec")
+pytest.importorskip("cryptography")
 
 import torch
 

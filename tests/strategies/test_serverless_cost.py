@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("zmq")
 pytest.importorskip("msgspec")
+pytest.importorskip("cryptography")
 
 from polyhop.comm import Cost, run_in_threads
 from polyhop.graph import Graph

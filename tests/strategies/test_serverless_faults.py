@@ -16,6 +16,7 @@ import pytest
 
 pytest.importorskip("zmq")
 pytest.importorskip("msgspec")
+pytest.importorskip("cryptography")
 
 import torch
 

@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("zmq")
 pytest.importorskip("msgspec")
+pytest.importorskip("cryptography")
 
 
 from polyhop.comm import run_in_threads

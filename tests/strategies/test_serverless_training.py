@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("zmq")
 pytest.importorskip("msgspec")
+pytest.importorskip("cryptography")
 
 import torch
 from torch import Tensor

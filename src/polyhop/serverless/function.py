@@ -5,7 +5,7 @@ started twice at any moment. While it computes one task the next one is on its w
 asks for no more when its time is nearly up, when it is told to stop, or when nothing came for ``idle_s``.
 
 Run as ``python -m polyhop.serverless.function`` with its order (JSON) on standard input; on other platforms ``work`` is
-called with it. Imports numpy, pyzmq and msgspec, never torch. Whoever starts it limits numpy to one thread.
+called with it. Imports numpy, pyzmq, msgspec and cryptography, never torch. Whoever starts it limits numpy to one thread.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ import zmq
 
 from polyhop.errors import ConfigError
 from polyhop.serverless import wire
+from polyhop.serverless.channel import Channel
 from polyhop.serverless.program import Program
-from polyhop.serverless.secrets import Entry, KeyPair, guarded
+from polyhop.serverless.secrets import Entry, KeyPair
 from polyhop.serverless.tasks import run_task
 from polyhop.serverless.wire import Array, WireError
 
@@ -119,26 +120,26 @@ def work(
 ) -> Summary:
     """Serve tasks until there is a reason to end. ``remaining_s``: what the platform says is left."""
     end = clock() + order.limit_s
-    left = (lambda: end - clock()) if remaining_s is None else remaining_s
+    left: Callable[[], float] = (lambda: end - clock()) if remaining_s is None else remaining_s
     context = zmq.Context()
-    socket = context.socket(zmq.DEALER)
-    guarded(socket, KeyPair(order.public, order.secret), Entry(order.address, order.server_public))
-    socket.setsockopt(zmq.LINGER, _GATHERED_MS)
-    socket.setsockopt(zmq.SNDHWM, 0)
-    socket.setsockopt(zmq.HEARTBEAT_IVL, 2000)
+    hello = wire.Hello(order.job, order.function, wire.PROTOCOL, order.memory_mb, round(1000 * left()))
+    entry, own = Entry(order.address, order.server_public), KeyPair(order.public, order.secret)
+    channel = Channel(context, entry, own, hello)
     try:
-        socket.connect(order.address)
-        return _Worker(order, socket, left, clock).run()
+        reason = channel.enter(min(order.idle_s, left() - _LEAVING_S))
+        if reason is None:
+            return _Worker(order, channel, left, clock).run()
+        return Summary(reason="time" if left() <= _LEAVING_S else reason)
     finally:
-        socket.close()
+        channel.close(_GATHERED_MS)
         context.term()
 
 
 class _Worker:
     def __init__(
-        self, order: Order, socket: zmq.Socket[bytes], left: Callable[[], float], clock: Callable[[], float]
+        self, order: Order, channel: Channel, left: Callable[[], float], clock: Callable[[], float]
     ) -> None:
-        self._order, self._socket, self._left, self._clock = order, socket, left, clock
+        self._order, self._channel, self._left, self._clock = order, channel, left, clock
         self._weights, self._done, self._longest = _Weights(), Summary(), 0.0
         self._waiting: deque[tuple[float, wire.Task, dict[str, Array]]] = (
             deque()
@@ -147,8 +148,6 @@ class _Worker:
 
     def run(self) -> Summary:
         order = self._order
-        remaining = round(1000 * self._left())
-        self._send(wire.Hello(order.job, order.function, wire.PROTOCOL, order.memory_mb, remaining))
         for _ in range(order.prefetch):
             self._wish()
         idle_since = self._clock()
@@ -176,10 +175,9 @@ class _Worker:
 
     def _receive(self, patience_s: float) -> None:
         """All messages that are there, after waiting for the first."""
-        while self._socket.poll(round(1000 * patience_s), zmq.POLLIN):
+        while self._channel.poll(patience_s):
             patience_s = 0.0
-            frames = self._socket.recv_multipart(copy=False)
-            header, arrays = wire.unpack([frame.buffer for frame in frames])
+            header, arrays = wire.unpack(self._channel.receive())
             if isinstance(header, wire.Task):
                 self._wishes -= 1
                 self._waiting.append((self._clock() + self._order.latency_s, header, arrays))
@@ -206,7 +204,7 @@ class _Worker:
             self._done.busy_ms += 1000 * busy
             self._done.parked_ms += 1000 * parked_s
             push = wire.Push(task.key, task.lease, (), 1000 * busy, 1000 * parked_s, values)
-            self._socket.send_multipart(wire.pack(push, found), copy=False)
+            self._channel.send(wire.pack(push, found))
         self._wish()
 
     def _wish(self) -> None:
@@ -215,7 +213,7 @@ class _Worker:
             self._send(wire.Pull(self._weights.names))
 
     def _send(self, header: wire.Header) -> None:
-        self._socket.send_multipart(wire.pack(header))
+        self._channel.send(wire.pack(header))
 
 
 def main() -> int:

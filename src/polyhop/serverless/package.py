@@ -26,9 +26,14 @@ from polyhop.errors import PolyhopError, UnsupportedError
 __all__ = ["DISTRIBUTIONS", "ENTRIES", "MAX_BYTES", "Package", "find", "main", "own_modules"]
 
 ENTRIES = ("polyhop.serverless.aws_entry", "polyhop.serverless.function")
-DISTRIBUTIONS = ("numpy", "pyzmq", "msgspec", "awslambdaric")
+DISTRIBUTIONS = ("numpy", "pyzmq", "msgspec", "cryptography", "awslambdaric")
 MAX_BYTES = 250_000_000  # unpacked, of AWS Lambda
-_ALLOWED = {"msgspec", "numpy", "zmq"}  # what modules of the function may import, beside the standard library
+_ALLOWED = {
+    "cryptography",
+    "msgspec",
+    "numpy",
+    "zmq",
+}  # what modules of the function may import, beside the standard library
 _ROOT = Path(__file__).resolve().parents[1]
 _DATE = (1980, 1, 1, 0, 0, 0)
 _LEFT_OUT_FOLDERS = {"__pycache__", "tests", "include"}

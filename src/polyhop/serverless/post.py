@@ -1,9 +1,11 @@
-"""The post: a server's socket, in a thread of its own. It hands out leases, takes results, and passes rows between servers.
+"""The post: a server's sockets, in a thread of its own. It hands out leases, takes results, and passes rows between servers.
+
+Servers talk to each other at the door; functions say Hello there and are given a session for the desk (``channel``).
 
 The thread alone touches sockets and ledger. Whoever trains gives it work (``offer``, ``send``) and takes what came back
 from ``inbox``; it never waits for them. A function asks for work with a Pull; where there is none its wish is kept, and
-met as soon as there is. Every message is checked before it is believed: its sender's key (``secrets``), its form
-(``wire``), its lease (``ledger``). What is refused is counted, told in the log, and changes nothing.
+met as soon as there is. Every message is checked before it is believed: its sender's key (``secrets``), its seal
+(``sealed``), its form (``wire``), its lease (``ledger``). What is refused is counted, told in the log, and changes nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from hmac import compare_digest
 from typing import Any, SupportsInt
 
 import zmq
@@ -23,6 +26,7 @@ from zmq.utils import z85
 
 from polyhop.serverless import wire
 from polyhop.serverless.ledger import OK, Ledger, Terms
+from polyhop.serverless.sealed import SEAL_BYTES, Sealer, SealError, Session
 from polyhop.serverless.secrets import FUNCTION, SERVER, Entry, KeyPair, guarded
 from polyhop.serverless.wire import LIMITS, Array, Limits, TaskKey, WireError
 
@@ -107,7 +111,9 @@ class _Function:
     """A function as the post knows it."""
 
     name: str
-    identity: bytes
+    session: Session
+    sealer: Sealer
+    identity: bytes | None = None  # at the desk; None: it has not come there yet
     held: frozenset[tuple[int, int]] = frozenset()
     wishes: int = 0
     seen: float = 0.0
@@ -134,8 +140,8 @@ class Post:
         self.messages: Counter[str] = Counter()
         self.busy_ms: Counter[str] = Counter()  # by function
         self._keys, self._limits, self._clock = keys, limits, clock
-        self._functions: dict[bytes, _Function] = {}
-        self._wishing: deque[bytes] = deque()
+        self._functions: dict[str, _Function] = {}  # by session
+        self._wishing: deque[_Function] = deque()
         self._failures: Counter[TaskKey] = Counter()
         self._news: queue.SimpleQueue[Came | Left] = queue.SimpleQueue()
         self._called = clock()
@@ -145,23 +151,14 @@ class Post:
         self._context = zmq.Context()
         self._gate = self._context.socket(zmq.REP)  # ZAP: who may come in
         self._gate.bind("inproc://zeromq.zap.01")
-        self._router = self._context.socket(zmq.ROUTER)
-        guarded(self._router, keys.own)
-        for option, value in (
-            (zmq.ROUTER_MANDATORY, 1),
-            (zmq.ROUTER_HANDOVER, 1),
-            (zmq.MAXMSGSIZE, limits.frame_bytes),
-            (zmq.HANDSHAKE_IVL, _HANDSHAKE_MS),
-            (zmq.SNDHWM, 0),
-            (zmq.LINGER, 0),
-            (zmq.HEARTBEAT_IVL, 2000),
-        ):
-            self._router.setsockopt(option, value)
-        self._router.zap_domain = b"polyhop"
-        port = self._router.bind_to_random_port(f"tcp://{host}")
+        self._door, self._desk = (_router(self._context, limits) for _ in range(2))
+        guarded(self._door, keys.own)
+        self._desk.plain_server = True
+        port = self._door.bind_to_random_port(f"tcp://{host}")
+        self.desk_port = self._desk.bind_to_random_port(f"tcp://{host}")
         self.entry = Entry(f"tcp://{host}:{port}", keys.own.public)
         self._peers: dict[int, zmq.Socket[bytes]] = {}
-        self._is_open, self._is_broken = True, False
+        self._is_open, self._is_broken, self._ended = True, False, ""
         self._thread = threading.Thread(target=self._run, name="post", daemon=True)
         self._thread.start()
 
@@ -223,7 +220,7 @@ class Post:
 
     def _run(self) -> None:
         poller = zmq.Poller()
-        for each in (self._gate, self._router, self._woken):
+        for each in (self._gate, self._door, self._desk, self._woken):
             poller.register(each, zmq.POLLIN)
         try:
             while self._is_open or not self._orders.empty():
@@ -232,8 +229,10 @@ class Post:
                     self._admit()
                 if self._woken.fileno() in events:
                     self._obey()
-                if self._router in events:
-                    self._take()
+                if self._door in events:
+                    self._take(self._door)
+                if self._desk in events:
+                    self._take(self._desk)
                 for lease in self.ledger.expire(self._clock()):
                     _LOG.info("lease %d of %s ran out; it is given again", lease.number, lease.key)
                 self._serve()
@@ -241,7 +240,7 @@ class Post:
             _LOG.exception("the post broke")
             self.inbox.put(Broken(f"the post of this server broke: {error}"))
         finally:
-            for each in (self._gate, self._router, *self._peers.values()):
+            for each in (self._gate, self._door, self._desk, *self._peers.values()):
                 each.close(linger=200)
             self._context.term()
 
@@ -254,13 +253,22 @@ class Post:
     def _admit(self) -> None:
         """ZAP (RFC 27): an answer to every connection that shakes hands."""
         version, sequence, _, _, _, mechanism, *credentials = self._gate.recv_multipart()
-        key = z85.encode(credentials[0]).decode() if credentials and len(credentials[0]) == 32 else ""
-        user = self._keys.answered.get(key) if mechanism == b"CURVE" else None
+        user = self._user(mechanism, credentials)
         if user is None:
             self.refused["key"] += 1
             _LOG.warning("a connection without a key of this job was refused")
         answer = (b"200", b"", user.encode()) if user else (b"400", b"no key of this job", b"")
         self._gate.send_multipart([version, sequence, *answer, b""])
+
+    def _user(self, mechanism: bytes, credentials: list[bytes]) -> str | None:
+        """At the door what a key is for, at the desk the name of a session."""
+        if mechanism == b"CURVE" and len(credentials) == 1 and len(credentials[0]) == 32:
+            return self._keys.answered.get(z85.encode(credentials[0]).decode())
+        if mechanism == b"PLAIN" and len(credentials) == 2:
+            function = self._functions.get(credentials[0].decode(errors="replace"))
+            if function is not None and compare_digest(function.session.password.encode(), credentials[1]):
+                return function.session.name
+        return None
 
     def _obey(self) -> None:
         try:
@@ -271,40 +279,62 @@ class Post:
         while not self._orders.empty():
             self._orders.get()()
 
-    def _take(self) -> None:
+    def _take(self, socket: zmq.Socket[bytes]) -> None:
         """What has arrived, some at a time so that leases and orders are not kept waiting."""
         for _ in range(64):
             try:
-                identity, *frames = self._router.recv_multipart(flags=zmq.NOBLOCK, copy=False)
+                identity, *frames = socket.recv_multipart(flags=zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            user = str(identity.get("User-Id"))
+            user, buffers = str(identity.get("User-Id")), [frame.buffer for frame in frames]
             try:
-                header, arrays = wire.unpack([frame.buffer for frame in frames], self._limits)
-                self._believe(user, identity.bytes, header, arrays)
-            except WireError as error:
+                if socket is self._door:
+                    self._at_the_door(user, identity.bytes, buffers)
+                else:
+                    self._at_the_desk(user, identity.bytes, buffers)
+            except (WireError, SealError) as error:
                 self.refused["message"] += 1
-                _LOG.warning("a message of a %s was refused: %s", user, error)
+                _LOG.warning("a message of %s was refused: %s", user, error)
 
-    def _believe(self, user: str, identity: bytes, header: wire.Header, arrays: dict[str, Array]) -> None:
+    def _at_the_door(self, user: str, identity: bytes, frames: list[memoryview]) -> None:
+        """Rows of another server, or the first word of a function."""
+        header, arrays = wire.unpack(frames, self._limits)
         self.messages[type(header).__name__] += 1
-        if user == SERVER:
-            if not isinstance(header, (wire.Rows, wire.Sums)):
-                raise WireError(f"{type(header).__name__} from a server")
+        if user == SERVER and isinstance(header, (wire.Rows, wire.Sums)):
             self.received[type(header).__name__.lower()] += wire.num_bytes(arrays)
             self.inbox.put(Arrived(header, arrays))
-        elif isinstance(header, wire.Hello):
+        elif user == FUNCTION and isinstance(header, wire.Hello):
             self._greet(identity, header)
-        elif identity not in self._functions:
-            raise WireError(f"{type(header).__name__} before Hello")
         else:
-            self._from_function(self._functions[identity], header, arrays)
+            raise WireError(f"{type(header).__name__} from a {user}, at the door")
+
+    def _at_the_desk(self, session: str, identity: bytes, frames: list[memoryview]) -> None:
+        """Whatever a function says after Hello."""
+        function = self._functions.get(session)
+        if function is None:
+            raise WireError("its session has ended")
+        header, arrays = wire.unpack(function.sealer.open(frames), self._limits)
+        self.messages[type(header).__name__] += 1
+        function.identity = identity
+        self._from_function(function, header, arrays)
 
     def _greet(self, identity: bytes, hello: wire.Hello) -> None:
         if hello.job != self.job or hello.protocol != wire.PROTOCOL:
-            self._reply(identity, wire.Stop(f"this is job {self.job}, protocol {wire.PROTOCOL}"))
+            _sent(
+                self._door,
+                identity,
+                wire.pack(wire.Stop(f"this is job {self.job}, protocol {wire.PROTOCOL}")),
+            )
             raise WireError(f"Hello of job {hello.job[:40]!r}, protocol {hello.protocol}")
-        self._functions[identity] = _Function(hello.function, identity, seen=self._clock())
+        if self._ended:
+            _sent(self._door, identity, wire.pack(wire.Stop(self._ended)))
+            return
+        session = Session.draw()
+        self._functions[session.name] = _Function(
+            hello.function, session, Sealer(session.key, is_server=True), seen=self._clock()
+        )
+        welcome = wire.Welcome(session.name, session.password, session.key, self.desk_port)
+        _sent(self._door, identity, wire.pack(welcome))
         self._news.put(Came(hello.function))
 
     def _from_function(self, function: _Function, header: wire.Header, arrays: dict[str, Array]) -> None:
@@ -312,12 +342,14 @@ class Post:
         if isinstance(header, wire.Pull):
             function.held = frozenset(header.held)
             function.wishes += 1
-            self._wishing.append(function.identity)
+            self._wishing.append(function)
+            if self._ended:
+                self._reply(function, wire.Stop(self._ended))
         elif isinstance(header, wire.Push):
             verdict, work = self.ledger.commit(header.key, header.lease, self._clock())
             self.received["results"] += wire.num_bytes(arrays)
             self.busy_ms[function.name] += round(header.busy_ms)
-            self._reply(function.identity, wire.Ack(header.lease, verdict))
+            self._reply(function, wire.Ack(header.lease, verdict))
             if verdict == OK and work is not None:
                 self.inbox.put(Done(header.key, arrays, header.values))
             else:
@@ -342,9 +374,9 @@ class Post:
         self.ledger.give_up(header.key, header.lease)
 
     def _lose(self, name: str, why: Left | None = None) -> None:
-        known = [i for i, each in self._functions.items() if each.name == name]
-        for identity in known:
-            del self._functions[identity]
+        known = [session for session, each in self._functions.items() if each.name == name]
+        for session in known:
+            del self._functions[session]
         if known:
             self._news.put(why or Left(name, True, "its connection is gone"))
         self.ledger.lose(name)
@@ -357,7 +389,7 @@ class Post:
         self._called = now
         at_work = self.ledger.holders(now)
         for each in list(self._functions.values()):
-            if not self._reply(each.identity, wire.Ack(0, OK)):
+            if each.identity is not None and not self._reply(each, wire.Ack(0, OK)):
                 self._lose(each.name)
             elif now - each.seen > _SILENT_S and each.name not in at_work:
                 self._lose(each.name, Left(each.name, True, f"nothing was heard of it for {_SILENT_S:g} s"))
@@ -365,8 +397,8 @@ class Post:
     def _serve(self) -> None:
         """Meet wishes while there are tasks."""
         while self._wishing and not self._is_broken:
-            function = self._functions.get(self._wishing[0])
-            if function is None or function.wishes == 0:
+            function = self._wishing[0]
+            if function.session.name not in self._functions or function.wishes == 0:
                 self._wishing.popleft()
                 continue
             found = self.ledger.lease(function.name, self._clock())
@@ -383,24 +415,26 @@ class Post:
             header = wire.Task(
                 lease.key, lease.number, lease_ms, version, (), program, work.wants, dict(work.options)
             )
-            if self._reply(function.identity, header, arrays):
+            if self._reply(function, header, arrays):
                 self._count("tasks", work.arrays)
                 if weights:
                     self._count("weights", weights)
             else:
                 self._lose(function.name)
 
-    def _reply(self, identity: bytes, header: wire.Header, arrays: Mapping[str, Array] | None = None) -> bool:
-        """False if the function is not there any more."""
-        try:
-            self._router.send_multipart([identity, *wire.pack(header, arrays)], copy=False, flags=zmq.NOBLOCK)
-        except (zmq.Again, zmq.error.ZMQError):
+    def _reply(
+        self, function: _Function, header: wire.Header, arrays: Mapping[str, Array] | None = None
+    ) -> bool:
+        """False if the function is not at the desk, or not any more."""
+        if function.identity is None:
             return False
-        return True
+        return _sent(self._desk, function.identity, function.sealer.seal(wire.pack(header, arrays)))
 
     def _dismiss(self, reason: str) -> None:
-        for identity in list(self._functions):
-            self._reply(identity, wire.Stop(reason))
+        """Functions are told to end, those that come later too."""
+        self._ended = reason
+        for function in self._functions.values():
+            self._reply(function, wire.Stop(reason))
 
     def _connect(self, peers: Mapping[int, Entry]) -> None:
         for number, entry in peers.items():
@@ -418,3 +452,28 @@ class Post:
     def _count(self, kind: str, arrays: Mapping[str, Array]) -> None:
         self.sent[kind] += wire.num_bytes(arrays)
         self.sent_messages[kind] += 1
+
+
+def _router(context: zmq.Context[Any], limits: Limits) -> zmq.Socket[bytes]:
+    made: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
+    for option, value in (
+        (zmq.ROUTER_MANDATORY, 1),
+        (zmq.ROUTER_HANDOVER, 1),
+        (zmq.MAXMSGSIZE, limits.frame_bytes + SEAL_BYTES),
+        (zmq.HANDSHAKE_IVL, _HANDSHAKE_MS),
+        (zmq.SNDHWM, 0),
+        (zmq.LINGER, 0),
+        (zmq.HEARTBEAT_IVL, 2000),
+    ):
+        made.setsockopt(option, value)
+    made.zap_domain = b"polyhop"
+    return made
+
+
+def _sent(socket: zmq.Socket[bytes], identity: bytes, frames: list[Any]) -> bool:
+    """False if nobody of that identity is there any more."""
+    try:
+        socket.send_multipart([identity, *frames], copy=False, flags=zmq.NOBLOCK)
+    except (zmq.Again, zmq.error.ZMQError):
+        return False
+    return True

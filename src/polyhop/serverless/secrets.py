@@ -1,8 +1,9 @@
-"""Keys of a job: who may talk to its servers. CURVE (Curve25519, authenticated encryption) on every connection.
+"""Keys of a job: who may talk to its servers. CURVE (Curve25519, authenticated encryption) at every server's door.
 
 Every server has a pair of its own; all functions of a job share one pair, and so do its servers when they talk to each
 other. A server answers only keys of its job, so whoever has none of them can neither read nor submit anything. Keys are
-drawn anew for every job, travel to functions in their order alone, and are never written to a run folder.
+drawn anew for every job, travel to functions in their order alone, and are never written to a run folder. What functions
+and servers say to each other after Hello is sealed with other keys (``sealed``).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A message is a header (msgpack, one of the structs below) and one frame of raw b
 from outside is checked against the header and against ``Limits`` before an array is made of it, and nothing is unpickled.
 
     function -> server   Hello, Pull (a wish for one task), Push (what came of one), Failed, Bye
-    server -> function   Task, Ack, Stop
+    server -> function   Welcome (to Hello), Task, Ack, Stop
     server -> server     Rows (of an interval, after a piece), Sums (gradients of rows, by their reader)
 
 Imports neither torch nor anything of polyhop but its errors: it is part of the function's package.
@@ -41,6 +41,7 @@ __all__ = [
     "Sums",
     "Task",
     "TaskKey",
+    "Welcome",
     "WireError",
     "num_bytes",
     "pack",
@@ -99,6 +100,15 @@ class Hello(_Header, frozen=True, tag="hello"):
     protocol: int
     memory_mb: int
     remaining_ms: int
+
+
+class Welcome(_Header, frozen=True, tag="welcome"):
+    """The answer to Hello: a session, and the port where the messages of those who have one are taken."""
+
+    session: str
+    password: str
+    key: bytes
+    port: int
 
 
 class Pull(_Header, frozen=True, tag="pull"):
@@ -176,7 +186,7 @@ class Sums(_Header, frozen=True, tag="sums"):
     arrays: tuple[ArrayHead, ...]
 
 
-Header = Hello | Pull | Task | Push | Failed | Ack | Stop | Bye | Rows | Sums
+Header = Hello | Welcome | Pull | Task | Push | Failed | Ack | Stop | Bye | Rows | Sums
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[Header] = msgspec.msgpack.Decoder(Header)
 
