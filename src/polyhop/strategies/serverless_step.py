@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -139,9 +138,8 @@ class ServerlessStep:
         )
         job, *keys = _shared_text(text, line)[0].split("|")
         self._job, self._functions = job, KeyPair(*keys[:2])
-        reached = _host(line)  # all ranks ask together
         self.post = Post(
-            job, Keys(own, KeyPair(*keys[2:]), self._functions.public), host=host or reached, terms=TERMS
+            job, Keys(own, KeyPair(*keys[2:]), self._functions.public), host=host or line.address, terms=TERMS
         )
         entries = _shared_text(f"{self.post.entry.address}|{own.public}", line)
         self.post.connect({q: Entry(*each.split("|")) for q, each in enumerate(entries) if q != line.rank})
@@ -226,12 +224,6 @@ def _fixed(
                     mine[segment.gives] = layers[segment.layer].aggregate(interval.block, read, None)
         found[interval.number] = mine
     return found
-
-
-def _host(line: Collective) -> str:
-    """The address at which other ranks reach this one."""
-    names = set(_shared_text(socket.gethostname(), line))
-    return "127.0.0.1" if len(names) == 1 else socket.gethostbyname(socket.gethostname())
 
 
 def _shared_text(text: str, line: Collective) -> list[str]:
