@@ -70,7 +70,7 @@ class ServerlessStep:
         team: Team,
     ) -> None:
         part, line, placement = graph.stored("strategy 'serverless'"), team.line, whole.placement
-        self._line, self._team, self._config, self._model = line, team, config, model
+        self._line, self._team, self._config, self._model, self._trace = line, team, config, model, trace
         count = _total(train_ids.numel(), line) * terms_per_row
         if count == 0:
             raise ConfigError(
@@ -181,6 +181,7 @@ class ServerlessStep:
         """End functions and sockets."""
         self.post.dismiss("the run is over")
         self.crew.close()
+        self._trace.counter("tasks", functions=len(self.crew.gone), **self.post.ledger.counts)
         self.server.close()
         self.post.close()
 
