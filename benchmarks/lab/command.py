@@ -7,6 +7,7 @@ Usage: scripts/lab N [options] -- COMMAND...            run COMMAND once in each
 
   --rate R       of each link, each way: 1gbit (default), 100mbit, ... or unlimited
   --latency T    1ms, 200us, ...: handed on as POLYHOP_LATENCY_S; polyhop's comm delays its messages, not the kernel
+  --extra K      K more hosts, in which no rank is started: ranks find LAB_HOST_<N>, LAB_ADDRESS_<N>, ... of them
   --port P       MASTER_PORT (default 29500; hosts share no ports with the machine, so any will do)
   --timeout S    end everything after S seconds and exit with 124
   --grace S      how long the other ranks may go on after one has failed (default 0)
@@ -15,7 +16,7 @@ Usage: scripts/lab N [options] -- COMMAND...            run COMMAND once in each
 A rank finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and POLYHOP_TRAFFIC_DIR in its
 environment. It may leave rank-<RANK>.json there, {"rank": k, "bytes": {kind: n}, "messages": {kind: n}}: what it counts
 as sent, which is compared with what its interface sent. The command of --hosts finds LAB (this script), LAB_NUM_HOSTS,
-LAB_HOST_<k> and LAB_ADDRESS_<k>, as in: "$LAB" exec "$LAB_HOST_1" -- torchrun ...
+LAB_HOST_<k> and LAB_ADDRESS_<k>, as in: "$LAB" exec "$LAB_HOST_1" -- torchrun ... Ranks find them too.
 
 The exit code is that of the first rank that failed; the others are then ended. Everything the lab made is removed at its
 end, also when it is interrupted. Needs root and iproute2.
@@ -84,6 +85,7 @@ def _parse(arguments: list[str], command: list[str]) -> argparse.Namespace:
     parser.add_argument("num_hosts", metavar="N", type=int)
     parser.add_argument("--rate", default="1gbit")
     parser.add_argument("--latency")
+    parser.add_argument("--extra", type=int, default=0)
     parser.add_argument("--port", type=int, default=29500)
     parser.add_argument("--timeout", type=float)
     parser.add_argument("--grace", type=float, default=0.0)
@@ -92,6 +94,10 @@ def _parse(arguments: list[str], command: list[str]) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if not 1 <= options.num_hosts <= MOST_HOSTS:
         raise LabError(f"N, the number of hosts, must be 1 to {MOST_HOSTS}; given: {options.num_hosts}")
+    if not 0 <= options.extra <= MOST_HOSTS - options.num_hosts:
+        raise LabError(f"--extra {options.extra}: give 0 or more, at most {MOST_HOSTS} hosts in all")
+    if options.extra and options.hosts:
+        raise LabError("--extra adds hosts without ranks, and with --hosts there are none: give a larger N")
     if not command:
         raise LabError("no COMMAND to run: give it after --, as in scripts/lab 2 --rate 1gbit -- hostname")
     if shutil.which(command[0]) is None:
@@ -112,7 +118,7 @@ def _run_in(
 ) -> dict[str, Any]:
     """Build the hosts, run the command, compare the counters: what the table and the JSON say."""
     network.build_switch()
-    for k in range(options.num_hosts):
+    for k in range(len(network.hosts)):
         check_signals()
         network.add_host(k)
     environment = dict(os.environ)
@@ -123,7 +129,7 @@ def _run_in(
     if options.hosts:
         start_beside(network, command, environment, leaders)
     else:
-        copiers = start_ranks(network, command, environment, options.port, leaders)
+        copiers = start_ranks(network, command, environment, options.port, leaders, options.num_hosts)
     code, why = wait(leaders, options.timeout, options.grace)
     seconds, codes = time.monotonic() - start, [exit_code(process) for process in leaders]
     end_processes(leaders, network.hosts)
@@ -139,7 +145,7 @@ def _run(options: argparse.Namespace, command: list[str]) -> int:
     """Whatever happens, the lab is removed; then its results are told."""
     note_signals()
     adopt_orphans()
-    network = Network(options.num_hosts, options.rate_bits)
+    network = Network(options.num_hosts + options.extra, options.rate_bits)
     leaders: list[subprocess.Popen[bytes]] = []
     told: dict[str, Any] = {"num_hosts": options.num_hosts, "rate_bits_per_s": options.rate_bits}
     told["latency_s"] = options.latency_s
@@ -156,7 +162,7 @@ def _run(options: argparse.Namespace, command: list[str]) -> int:
             print(f"lab: could not be removed: {failure}", file=sys.stderr)
         collect_orphans()
     if told["hosts"]:
-        print(f"lab: {options.num_hosts} hosts, {options.rate} each way, {told['seconds']:.1f} s")
+        print(f"lab: {len(network.hosts)} hosts, {options.rate} each way, {told['seconds']:.1f} s")
         print_table(told["hosts"])
         sys.stdout.flush()
     if told["why"]:

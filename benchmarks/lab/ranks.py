@@ -102,10 +102,12 @@ def start_ranks(
     environment: dict[str, str],
     port: int,
     leaders: list[subprocess.Popen[bytes]],
+    num_ranks: int,
 ) -> list[threading.Thread]:
-    """``command`` in every host, each the leader of its own session, added to ``leaders``; returns the output's copiers."""
+    """``command`` in the first hosts, each the leader of a session, added to ``leaders``; returns the output's copiers."""
     shared = environment | {
-        "WORLD_SIZE": str(len(network.hosts)),
+        **_told(network),
+        "WORLD_SIZE": str(num_ranks),
         "LOCAL_RANK": "0",
         "LOCAL_WORLD_SIZE": "1",
         "MASTER_ADDR": network.addresses[0],
@@ -116,7 +118,7 @@ def start_ranks(
     }
     shared.setdefault("PYTHONUNBUFFERED", "1")
     lock, copiers = threading.Lock(), []
-    for k, host in enumerate(network.hosts):
+    for k, host in enumerate(network.hosts[:num_ranks]):
         check_signals()
         process = subprocess.Popen(
             [sys.executable, str(SCRIPT), "exec", host, "--", *command],
@@ -136,10 +138,15 @@ def start_beside(
     network: Network, command: list[str], environment: dict[str, str], leaders: list[subprocess.Popen[bytes]]
 ) -> None:
     """``command`` once, in the machine's own network, told where the hosts are."""
+    leaders.append(subprocess.Popen(command, env=environment | _told(network), start_new_session=True))
+
+
+def _told(network: Network) -> dict[str, str]:
+    """Where the hosts are, as commands find it in their environment."""
     told = {"LAB": str(SCRIPT), "LAB_NUM_HOSTS": str(len(network.hosts))}
     for k, (host, address) in enumerate(zip(network.hosts, network.addresses)):
         told |= {f"LAB_HOST_{k}": host, f"LAB_ADDRESS_{k}": address}
-    leaders.append(subprocess.Popen(command, env=environment | told, start_new_session=True))
+    return told
 
 
 def exit_code(process: subprocess.Popen[bytes]) -> int | None:

@@ -38,12 +38,12 @@ def _counted(folder: Path, rank: int) -> dict[str, Any]:
 def compare(
     network: Network, before: list[tuple[int, int]], codes: list[int | None] | None
 ) -> list[dict[str, Any]]:
-    """A row per host: bytes since ``before``; with exit ``codes`` (one rank per host) also the rank's own count."""
+    """A row per host: bytes since ``before``; with exit ``codes`` (of the first hosts' ranks) also the rank's own count."""
     rows = []
     for k, (start, now) in enumerate(zip(before, network.counters())):
         row: dict[str, Any] = {"rank": k, "address": network.addresses[k]}
         row |= {"sent_bytes": now[0] - start[0], "received_bytes": now[1] - start[1]}
-        if codes is not None:
+        if codes is not None and k < len(codes):
             row |= {"exit_code": codes[k], "ratio": None, "agrees": None} | _counted(network.folder, k)
             if total := row.get("counted_bytes"):
                 row["ratio"] = row["sent_bytes"] / total
@@ -69,7 +69,7 @@ def print_table(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         text = f"{row['rank']:>4}  {row['address']:<15}"
         text += f"{row['received_bytes'] / 1e6:>11.3f} MB{row['sent_bytes'] / 1e6:>11.3f} MB"
-        if has_ranks:
+        if "exit_code" in row:
             counted, messages, ratio = row.get("counted_bytes"), row.get("counted_messages"), row["ratio"]
             text += f"{'-':>14}" if counted is None else f"{counted / 1e6:>11.3f} MB"
             text += f"{'-':>10}" if messages is None else f"{messages:>10,}"

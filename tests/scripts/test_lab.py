@@ -106,6 +106,9 @@ def machine() -> Iterator[None]:
         (["2", "--rate", "100", "--", "true"], "--rate 100"),
         (["2", "--rate", "0mbit", "--", "true"], "--rate 0mbit"),
         (["2", "--latency", "1", "--", "true"], "--latency 1"),
+        (["2", "--extra", "-1", "--", "true"], "--extra -1"),
+        (["150", "--extra", "51", "--", "true"], "--extra 51: give 0 or more, at most 200"),
+        (["2", "--extra", "1", "--hosts", "--", "true"], "give a larger N"),
         (["2", "--port", "70000", "--", "true"], "--port 70000"),
         (["2", "--timeout", "0", "--", "true"], "--timeout"),
         (["2", "--json", "no/such/folder/x.json", "--", "true"], "no folder"),
@@ -290,6 +293,27 @@ def test_a_failing_rank_ends_the_others_and_gives_the_exit_code() -> None:
     assert "rank 1 failed with exit code 7" in err
     assert "[1] failing" in out.splitlines()
     assert out.count("ended") == 2
+    assert left_by(process.pid) == []
+
+
+@needs_namespaces
+@pytest.mark.usefixtures("machine")
+def test_a_host_without_a_rank_is_reached_by_the_ranks() -> None:
+    script = (
+        'echo size $WORLD_SIZE; ip netns exec "$LAB_HOST_2" ip -br address show eth0; echo at $LAB_ADDRESS_2'
+    )
+    process = subprocess.Popen(
+        [LAB, "2", "--extra", "1", "--", "bash", "-c", script], stdout=subprocess.PIPE, text=True
+    )
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, out
+    lines = out.splitlines()
+    assert sorted(line for line in lines if "size" in line) == ["[0] size 2", "[1] size 2"]
+    address = next(line.split()[-1] for line in lines if line.startswith("[0] at"))
+    assert sum(f"{address}/24" in line for line in lines) == 2
+    assert [line.split()[0] for line in lines if address in line and " MB" in line] == [
+        "2"
+    ]  # its traffic is told
     assert left_by(process.pid) == []
 
 

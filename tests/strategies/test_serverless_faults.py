@@ -23,6 +23,7 @@ import torch
 from polyhop.comm import run_in_threads
 from polyhop.graph import Graph
 from polyhop.serverless.ledger import Terms
+from polyhop.serverless.server import ServerlessError
 from polyhop.strategies import serverless_step
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -127,6 +128,28 @@ def test_a_first_wave_that_dies_whole_is_replaced(make_graph: MakeGraph, monkeyp
     found, (launcher,) = trained(graph, lambda order: ThreadLauncher(order, serve), monkeypatch, epochs=2)
     assert launcher.num_started > 4
     assert_bits(found, expected)
+
+
+def test_a_first_wave_of_many_is_replaced_too(make_graph: MakeGraph, monkeypatch: Any) -> None:
+    """More deaths in a row than end a run of few functions; but when every wave dies, the run ends and says why."""
+    graph = make_graph(80)
+    expected, _ = trained(graph, ThreadLauncher, monkeypatch, epochs=2)
+
+    def serve(num_dying: int) -> Callable[[Any, threading.Event], None]:
+        def each(order: Any, stop: threading.Event) -> None:
+            if int(order.function.rpartition("-")[2]) < num_dying:
+                raise RuntimeError("the first wave dies")
+            ThreadLauncher._honest(order)
+
+        return each
+
+    found, (launcher,) = trained(
+        graph, lambda order: ThreadLauncher(order, serve(30)), monkeypatch, epochs=2, functions=15
+    )
+    assert launcher.num_started >= 45
+    assert_bits(found, expected)
+    with pytest.raises(ServerlessError, match="45 functions ended with a failure before any had done a task"):
+        trained(graph, lambda order: ThreadLauncher(order, serve(10**6)), monkeypatch, functions=15)
 
 
 def test_killed_processes_change_nothing(make_graph: MakeGraph, monkeypatch: Any) -> None:

@@ -16,16 +16,26 @@ from polyhop.strategies.serverless_launch import LAUNCHERS, Launching, _address_
 def test_local_is_what_is_chosen() -> None:
     assert Config().function_launcher == LAUNCHERS[0] == "local"
     assert Launching(Config()).host is None
+    assert Launching(Config(function_host="127.0.0.2")).host == "127.0.0.2"
 
 
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"function_launcher": "lambda"}, "unknown function_launcher 'lambda'.* Known: aws, local, ray"),
+        ({"function_launcher": "lambda"}, "unknown function_launcher 'lambda'.* Known: aws, command, local, ray"),
         ({"function_launcher": "aws"}, "needs function_name: the name or ARN"),
         ({"function_name": "f"}, "function_name is for function_launcher='aws', and the launcher is 'local'"),
         ({"function_launcher": "ray", "function_endpoint": "http://h"}, "function_endpoint is for .*the launcher is 'ray'"),
         ({"function_region": "eu-west-1"}, "function_region is for function_launcher='aws'"),
+        ({"function_launcher": "command"}, "needs function_command, such as 'ssh HOST python"),
+        ({"function_launcher": "command", "function_command": "  "}, "needs function_command"),
+        ({"function_launcher": "command", "function_command": "ssh 'x"}, "cannot be taken apart into words: No closing"),
+        ({"function_launcher": "command", "function_command": "no-such-program x"}, "no program 'no-such-program' here"),
+        ({"function_command": "ssh x"}, "function_command is for function_launcher='command', and the launcher is 'local'"),
+        ({"function_launcher": "aws", "function_name": "f", "function_command": "ssh x"}, "function_command is for"),
+        ({"function_launcher": "command", "function_command": "env", "function_name": "f"}, "function_name is for"),
+        ({"function_host": "192.0.2.1"}, "function_host='192.0.2.1' is no address of this host"),
+        ({"function_host": "no.such.host.invalid"}, "is no address of this host"),
         ({"function_memory": 64}, "function_memory=64: expected 128 to 10240 MB"),
     ],
 )  # fmt: skip

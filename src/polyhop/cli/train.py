@@ -314,8 +314,24 @@ def command(
     ] = 2,
     function_launcher: Annotated[
         str,
-        typer.Option(help="Where functions run: local, aws (AWS Lambda) or ray.", rich_help_panel="Ranks"),
+        typer.Option(
+            help="Where functions run: local, command, aws (AWS Lambda) or ray.", rich_help_panel="Ranks"
+        ),
     ] = "local",
+    function_command: Annotated[
+        str | None,
+        typer.Option(
+            help="Of launcher command: runs a function, as in 'ssh HOST python -m polyhop.serverless.function'.",
+            rich_help_panel="Ranks",
+        ),
+    ] = None,
+    function_host: Annotated[
+        str | None,
+        typer.Option(
+            help="Address of this host at which functions and other ranks reach it [default: as ranks do].",
+            rich_help_panel="Ranks",
+        ),
+    ] = None,
     function_name: Annotated[
         str | None,
         typer.Option(help="Of AWS Lambda: name or ARN.", rich_help_panel="Ranks"),
@@ -494,6 +510,8 @@ def command(
         "history_bound": history_bound,
         "functions": functions,
         "function_launcher": function_launcher,
+        "function_command": function_command,
+        "function_host": function_host,
         "function_name": function_name,
         "intervals": intervals,
         "staleness": None if staleness == "pipe" else int(staleness) if staleness.isdecimal() else staleness,

@@ -63,6 +63,7 @@ class Collective(ABC):
     traffic: Traffic
     device: torch.device  # where received tensors lie
     has_tags: bool = True  # messages of several tags pass one another
+    address: str = "127.0.0.1"  # at which the other ranks reach this one's host
 
     @abstractmethod
     def fork(self) -> Collective:

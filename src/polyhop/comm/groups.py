@@ -40,6 +40,7 @@ class GroupLine(Collective):
         self._line, self._members = line, tuple(members)
         self.rank, self.num_ranks = self._members.index(line.rank), len(self._members)
         self.traffic, self.device, self.has_tags = line.traffic, line.device, line.has_tags
+        self.address = line.address
 
     @classmethod
     def of(cls, line: Collective, num_groups: int) -> GroupLine:

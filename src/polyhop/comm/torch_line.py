@@ -43,7 +43,7 @@ def join(
 ) -> TorchCollective:
     """The first line of this rank, once all ranks of the store are connected.
 
-    ``address``: of a host that all ranks reach (the store's); it decides which network interface the ranks meet on.
+    ``address``: this rank's own, on the network between the ranks; it decides which interface they meet on.
     ``name`` keeps several groups on one store apart.
     """
     if address is not None and "GLOO_SOCKET_IFNAME" not in os.environ:
@@ -51,6 +51,8 @@ def join(
         if interface is not None:
             os.environ["GLOO_SOCKET_IFNAME"] = interface
     meeting = _Meeting(store, rank, num_ranks, backend, start_timeout_s, name, latency_s)
+    if address is not None:
+        meeting.address = address
     return TorchCollective(meeting, Traffic())
 
 
@@ -69,7 +71,7 @@ class _Meeting:
     ) -> None:
         self.store, self.rank, self.num_ranks, self.backend = store, rank, num_ranks, backend
         self.start_timeout_s, self.name, self.latency_s = start_timeout_s, name, latency_s
-        self.lines = 0
+        self.lines, self.address = 0, Collective.address
 
     def open(self) -> Any:
         """A new group of processes, without torch's global one: a program may have that for itself."""
@@ -97,7 +99,7 @@ class TorchCollective(Collective):
         self.has_tags = not self._is_nccl
         current = torch.cuda.current_device() if self._is_nccl else 0
         self.device = torch.device("cuda", current) if self._is_nccl else torch.device("cpu")
-        self.traffic = traffic
+        self.traffic, self.address = traffic, meeting.address
         self._group: Any = meeting.open() if meeting.num_ranks > 1 else None
         self._delay = _DelayLine(meeting.latency_s) if meeting.latency_s > 0 else None
 

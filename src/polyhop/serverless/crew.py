@@ -16,7 +16,8 @@ from polyhop.serverless.post import Broken, Post
 __all__ = ["Crew", "Launcher"]
 
 _LOOKS_S = 0.1
-_FAILURES = 20  # in a row, before anything was done
+_FAILURES = 20  # in a row, with nothing done between them, or
+_WAVES = 3  # that died whole, where there are many functions
 
 
 class Launcher(Protocol):
@@ -64,10 +65,11 @@ class Crew:
             done = self._post.ledger.counts["ok"]
             self._in_a_row = self._in_a_row + 1 if each.is_failure and done == self._done_then else 0
             self._done_then = done
-            if self._in_a_row >= _FAILURES:
+            most = max(_FAILURES, _WAVES * self._wanted())
+            if self._in_a_row >= most:
                 self._post.inbox.put(
                     Broken(
-                        f"{_FAILURES} functions ended with a failure before any had done a task: {each.said[-500:]}"
+                        f"{most} functions ended with a failure before any had done a task: {each.said[-500:]}"
                     )
                 )
                 self._in_a_row = 0

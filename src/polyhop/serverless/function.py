@@ -4,8 +4,9 @@ It keeps nothing that matters: weights it was sent (by version, to save bytes) a
 started twice at any moment. While it computes one task the next one is on its way (``prefetch`` wishes at a time). It
 asks for no more when its time is nearly up, when it is told to stop, or when nothing came for ``idle_s``.
 
-Run as ``python -m polyhop.serverless.function`` with its order (JSON) on standard input; on other platforms ``work`` is
-called with it. Imports numpy, pyzmq, msgspec and cryptography, never torch. Whoever starts it limits numpy to one thread.
+Run as ``python -m polyhop.serverless.function`` with its order (JSON, one line) on standard input; one that is ``tied``
+ends as soon as its standard input does, so that it does not outlive its server, wherever it runs. On other platforms
+``work`` is called with it. Imports numpy, pyzmq, msgspec and cryptography, never torch. numpy has one thread.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
@@ -21,7 +23,7 @@ from typing import Any
 
 import zmq
 
-from polyhop.errors import ConfigError
+from polyhop.errors import ConfigError, PolyhopError
 from polyhop.serverless import wire
 from polyhop.serverless.channel import Channel
 from polyhop.serverless.program import Program
@@ -31,6 +33,7 @@ from polyhop.serverless.wire import Array, WireError
 
 __all__ = ["Order", "Summary", "main", "work"]
 
+_ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _KEPT_WEIGHTS = 16  # pieces and versions
 _LEAVING_S = 0.5  # before the end, no task is begun that takes longer
 _GATHERED_MS = 2000  # how long messages that are still to be sent may hold up the end
@@ -51,6 +54,7 @@ class Order:
     prefetch: int = 2
     memory_mb: int = 1769
     latency_s: float = 0.0  # every task waits so long before it is begun, for experiments
+    tied: bool = False  # it ends when its standard input does
 
     def __repr__(self) -> str:
         return f"Order({self.job!r}, {self.function!r}, {self.address!r})"
@@ -70,6 +74,8 @@ class Order:
         for name in ("limit_s", "idle_s", "prefetch", "memory_mb", "latency_s"):
             if name in given and (isinstance(given[name], bool) or not isinstance(given[name], (int, float))):
                 raise ConfigError(f"a function's order: {name!r} must be a number")
+        if not isinstance(given.get("tied", False), bool):
+            raise ConfigError("a function's order: 'tied' must be true or false")
         return cls(**given)
 
 
@@ -219,15 +225,26 @@ class _Worker:
 def main() -> int:
     """A local process: its order comes on standard input, what it did goes to standard output."""
     try:
-        order = Order.from_json(json.loads(sys.stdin.read()))
+        order = Order.from_json(json.loads(sys.stdin.readline()))
+        if order.tied:
+            threading.Thread(target=_end_with_input, name="tie", daemon=True).start()
         print(json.dumps(work(order).to_json()), flush=True)
-    except (ConfigError, WireError, ValueError) as error:
+    except (PolyhopError, ValueError) as error:
         print(f"function: {error}", file=sys.stderr)
         return 2
     return 0
 
 
+def _end_with_input() -> None:
+    """Whoever gave the order is gone, or wants this function gone."""
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    os._exit(0)
+
+
 if __name__ == "__main__":
+    if _ONE_THREAD[0] not in os.environ:  # read when numpy was imported: begin again, with it
+        os.execve(sys.executable, sys.orig_argv, {**os.environ, **dict.fromkeys(_ONE_THREAD, "1")})
     code = main()
     sys.stdout.flush()
     os._exit(code)

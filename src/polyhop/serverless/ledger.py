@@ -156,7 +156,9 @@ class Ledger(Generic[W]):
     def lose(self, function: str) -> list[Lease]:
         """A function is gone: its leases run out now."""
         held = [lease for lease in self._leases.values() if lease.function == function]
-        return [lease for lease in held if self._run_out(lease)]
+        gone = [lease for lease in held if self._run_out(lease)]
+        self.counts["lost"] += len(gone)
+        return gone
 
     def holders(self, now: float) -> set[str]:
         """Functions that have a lease which has not run out."""

@@ -1,8 +1,8 @@
-"""Launcher ``local``: functions are processes of this host.
+"""Launcher ``local``: functions are processes of this host, or what a command makes of them (``command``).
 
 A launcher has one job: that about n functions are alive. It starts what is missing, notices what has ended, and says when
 and for how long each ran; results and faults are the ledger's. Orders go through a pipe, so keys are neither in the list
-of processes nor in the environment.
+of processes nor in the environment. The pipe stays open: when this process ends, however it does, its functions end too.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import IO
 
+from polyhop.errors import LaunchError
 from polyhop.serverless.function import Order
 
 __all__ = ["Ended", "LocalLauncher"]
 
 _ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
-_PATIENCE_S = 3.0
+_PATIENCE_S = 1.0  # for functions that were told to end, then for those whose pipe was closed
 
 
 @dataclass(frozen=True)
@@ -46,18 +48,29 @@ class _Running:
     start_s: float
     errors: IO[bytes]
 
+    def untie(self) -> None:
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
+
+    def close(self) -> None:
+        self.errors.close()
+        self.untie()
+
 
 class LocalLauncher:
-    """``order`` is a model of what functions are told; each gets a name of its own."""
+    """``order`` is a model of what functions are told; each gets a name of its own. ``command`` runs one."""
 
     def __init__(
         self,
         order: Order,
         *,
+        command: Sequence[str] = (sys.executable, "-m", "polyhop.serverless.function"),
         cores: Callable[[int], int | None] = lambda number: None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self._order, self._cores, self._environment = order, cores, dict(environment or {})
+        self._order, self._command = replace(order, tied=True), list(command)
+        self._cores, self._environment = cores, dict(environment or {})
         self._running: dict[str, _Running] = {}
         self.num_started = 0
 
@@ -81,18 +94,23 @@ class LocalLauncher:
         core = self._cores(number)
         pin = (lambda: os.sched_setaffinity(0, {core})) if core is not None else None
         errors = tempfile.TemporaryFile()  # noqa: SIM115 (read when it has ended)
-        process = subprocess.Popen(
-            [sys.executable, "-m", "polyhop.serverless.function"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=errors,
-            env={**os.environ, **dict.fromkeys(_ONE_THREAD, "1"), **self._environment},
-            preexec_fn=pin,
-        )
-        assert process.stdin is not None
-        with process.stdin as pipe:
-            pipe.write(json.dumps(replace(self._order, function=name).to_json()).encode())
+        try:
+            process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                env={**os.environ, **dict.fromkeys(_ONE_THREAD, "1"), **self._environment},
+                preexec_fn=pin,
+            )
+        except OSError as error:
+            errors.close()
+            raise LaunchError(f"{self._command[0]!r} cannot be run: {error.strerror or error}") from None
         self._running[name] = _Running(process, time.time(), errors)
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended already
+            process.stdin.write(json.dumps(replace(self._order, function=name).to_json()).encode() + b"\n")
+            process.stdin.flush()
         return name
 
     def ended(self) -> list[Ended]:
@@ -103,18 +121,27 @@ class LocalLauncher:
             if code is not None:
                 each.errors.seek(0)
                 said = each.errors.read()[-2000:].decode(errors="replace")
-                each.errors.close()
+                each.close()
                 found.append(Ended(name, code, each.start_s, time.time(), said))
                 del self._running[name]
         return found
 
     def close(self) -> list[Ended]:
-        """Wait a while for functions to end, then end them."""
-        deadline = time.monotonic() + _PATIENCE_S
-        for each in self._running.values():
-            try:
-                each.process.wait(max(deadline - time.monotonic(), 0.0))
-            except subprocess.TimeoutExpired:
-                each.process.kill()
-                each.process.wait()
+        """Wait a while for functions to end, then close their pipes, then end them."""
+        left = self._wait(list(self._running.values()))  # they were told to
+        for each in left:
+            each.untie()
+        for each in self._wait(left):
+            each.process.kill()
+            each.process.wait()
         return self.ended()
+
+    @staticmethod
+    def _wait(running: Sequence[_Running]) -> list[_Running]:
+        """Those that have not ended in time."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while left := [each for each in running if each.process.poll() is None]:
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(0.01)
+        return left

@@ -47,7 +47,9 @@ class Config:
     weight_steps: int = 1  # an epoch; more: of a group of intervals each, not waiting for the others
     fuse_loss: bool = True
     rematerialise: bool = True
-    function_launcher: str = "local"  # local | aws | ray
+    function_launcher: str = "local"  # local | command | aws | ray
+    function_command: str | None = None  # that runs a function, of launcher "command"
+    function_host: str | None = None  # address of this host at which functions and other servers reach it
     function_name: str | None = None  # of AWS Lambda: name or ARN
     function_endpoint: str | None = None  # of AWS Lambda; None: the region's
     function_region: str | None = None  # of AWS Lambda; None: as boto3 finds it

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -76,7 +75,7 @@ class ServerlessStep:
         team: Team,
     ) -> None:
         part, line, placement = graph.stored("strategy 'serverless'"), team.line, whole.placement
-        self._line, self._team, self._config, self._model = line, team, config, model
+        self._line, self._team, self._config, self._model, self._trace = line, team, config, model, trace
         count = sum(_each(train_ids.numel(), line)) * terms_per_row
         if count == 0:
             raise ConfigError(
@@ -153,9 +152,8 @@ class ServerlessStep:
         )
         job, *keys = _shared_text(text, line)[0].split("|")
         self._job, self._functions = job, KeyPair(*keys[:2])
-        reached = _host(line)  # all ranks ask together
         self.post = Post(
-            job, Keys(own, KeyPair(*keys[2:]), self._functions.public), host=host or reached, terms=TERMS
+            job, Keys(own, KeyPair(*keys[2:]), self._functions.public), host=host or line.address, terms=TERMS
         )
         entries = _shared_text(f"{self.post.entry.address}|{own.public}", line)
         self.post.connect({q: Entry(*each.split("|")) for q, each in enumerate(entries) if q != line.rank})
@@ -200,6 +198,7 @@ class ServerlessStep:
         """End functions and sockets."""
         self.post.dismiss("the run is over")
         self.crew.close()
+        self._trace.counter("tasks", functions=len(self.crew.gone), **self.post.ledger.counts)
         self.server.close()
         self.post.close()
 
@@ -243,12 +242,6 @@ def _fixed(
                     mine[segment.gives] = layers[segment.layer].aggregate(interval.block, read, None)
         found[interval.number] = mine
     return found
-
-
-def _host(line: Collective) -> str:
-    """The address at which other ranks reach this one."""
-    names = set(_shared_text(socket.gethostname(), line))
-    return "127.0.0.1" if len(names) == 1 else socket.gethostbyname(socket.gethostname())
 
 
 def _shared_text(text: str, line: Collective) -> list[str]:

@@ -41,6 +41,8 @@ _FREE_ON_RESUME = {
         "device_cache",
         "functions",
         "function_launcher",
+        "function_command",
+        "function_host",
         "function_name",
         "function_endpoint",
         "function_region",
@@ -158,7 +160,9 @@ class Config:
         None  # epochs that an interval may be ahead of the last; None = it waits for what it reads
     )
     weight_steps: int = 1  # an epoch of strategy "serverless"; more: without waiting for all intervals
-    function_launcher: str = "local"  # of those functions: local | aws | ray
+    function_launcher: str = "local"  # of those functions: local | command | aws | ray
+    function_command: str | None = None  # that runs a function: ssh, srun, docker run -i, ip netns exec
+    function_host: str | None = None  # address of this host at which functions and other ranks reach it
     function_name: str | None = None  # of AWS Lambda: name or ARN
     function_endpoint: str | None = None  # of AWS Lambda; None = the region's
     function_region: str | None = None  # of AWS Lambda; None = as boto3 finds it
