@@ -24,6 +24,7 @@ from zmq.utils import z85
 from polyhop.serverless import wire
 from polyhop.serverless.ledger import OK, Ledger, Terms
 from polyhop.serverless.secrets import FUNCTION, SERVER, Entry, KeyPair, guarded
+from polyhop.serverless.timesheets import Timesheets
 from polyhop.serverless.wire import LIMITS, Array, Limits, TaskKey, WireError
 
 __all__ = ["Arrived", "Broken", "Came", "Done", "Keys", "Left", "Post", "Work"]
@@ -129,7 +130,7 @@ class Post:
         self.sent_messages: Counter[str] = Counter()
         self.received: Counter[str] = Counter()  # results, rows, sums
         self.messages: Counter[str] = Counter()
-        self.busy_ms: Counter[str] = Counter()  # by function
+        self.sheets = Timesheets()
         self._keys, self._limits, self._clock = keys, limits, clock
         self._functions: dict[bytes, _Function] = {}
         self._wishing: deque[bytes] = deque()
@@ -158,7 +159,7 @@ class Post:
         port = self._router.bind_to_random_port(f"tcp://{host}")
         self.entry = Entry(f"tcp://{host}:{port}", keys.own.public)
         self._peers: dict[int, zmq.Socket[bytes]] = {}
-        self._is_open, self._is_broken = True, False
+        self._is_open, self._is_broken, self._over = True, False, ""
         self._thread = threading.Thread(target=self._run, name="post", daemon=True)
         self._thread.start()
 
@@ -184,7 +185,7 @@ class Post:
         self._order(lambda: self.ledger.forget(before_epoch))
 
     def dismiss(self, reason: str) -> None:
-        """Every function that waits for work is told to end."""
+        """Functions are told to end: those that wait for work, and those that come from now on."""
         self._order(lambda: self._dismiss(reason))
 
     def news(self) -> list[Came | Left]:
@@ -302,6 +303,9 @@ class Post:
             self._reply(identity, wire.Stop(f"this is job {self.job}, protocol {wire.PROTOCOL}"))
             raise WireError(f"Hello of job {hello.job[:40]!r}, protocol {hello.protocol}")
         self._functions[identity] = _Function(hello.function, identity, seen=self._clock())
+        self.sheets.came(hello.function)
+        if self._over:
+            self._reply(identity, wire.Stop(self._over))
         self._news.put(Came(hello.function))
 
     def _from_function(self, function: _Function, header: wire.Header, arrays: dict[str, Array]) -> None:
@@ -313,7 +317,7 @@ class Post:
         elif isinstance(header, wire.Push):
             verdict, work = self.ledger.commit(header.key, header.lease, self._clock())
             self.received["results"] += wire.num_bytes(arrays)
-            self.busy_ms[function.name] += round(header.busy_ms)
+            self.sheets.worked(function.name, header.busy_ms)
             self._reply(function.identity, wire.Ack(header.lease, verdict))
             if verdict == OK and work is not None:
                 self.inbox.put(Done(header.key, arrays, header.values))
@@ -395,6 +399,7 @@ class Post:
         return True
 
     def _dismiss(self, reason: str) -> None:
+        self._over = reason
         for identity in list(self._functions):
             self._reply(identity, wire.Stop(reason))
 
