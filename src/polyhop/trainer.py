@@ -5,7 +5,7 @@ graph -> task -> strategy step -> loop (evaluate, checkpoint, report) -> best we
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
@@ -21,7 +21,7 @@ from polyhop.comm import Collective
 from polyhop.errors import ConfigError, PartitionError
 from polyhop.graph import DiskFeatures, Graph, SharedGraph, fingerprint_graph, in_feature_store
 from polyhop.kernels import kept_memory
-from polyhop.strategies import HeldPart, Loss, Placement, Team, WholeGraph, place
+from polyhop.strategies import HeldPart, Loss, Placement, Step, Team, WholeGraph, place
 from polyhop.trace import Trace
 from polyhop.train import (
     checkpoint,
@@ -96,6 +96,7 @@ class Trainer(Config):
                 team=team,
             )
             stack.callback(getattr(step, "close", lambda: None))
+            self._keep_records(step, folder, line)
             rates = {"lr": self.lr, "weight_decay": self.weight_decay, "momentum": self.momentum}
             session = Session(model, optim.build_optimizer(self.optimizer, model, **rates), step)
             run = Run(self, session, folder, self._identity(model, graph))
@@ -106,6 +107,7 @@ class Trainer(Config):
                 together.share_session(session, line)
             shown = progress.build_progress(self.progress if _is_first(line) else "none")
             stack.callback(shown.close)
+            getattr(step, "watch", lambda tell: None)(shown.live)
             facts = first_lines(
                 graph,
                 model,
@@ -119,13 +121,15 @@ class Trainer(Config):
             shown.start(facts, self.max_epochs)
             stack.enter_context(_own_random_state(placement.device))
             stack.enter_context(kept_memory())
-            tools = self._tools(run, judge, whole, shown, stop, trace, team)
+            tell_notes = _teller(step, shown)
+            tools = self._tools(run, judge, whole, shown, stop, trace, team, tell_notes)
             asked = loop.Options(
                 self.max_epochs, self.seed, self.clip, self.eval_every, self.patience, self.checkpoint_every
             )
             loop.train(session, asked, tools)
             _complete(session)
-            result = run.finish(task.metric)
+            result = run.finish(task.metric, getattr(step, "summary", dict)())
+            tell_notes()
             shown.finish(result.to_json())
             return result
 
@@ -199,6 +203,15 @@ class Trainer(Config):
         path.mkdir(parents=True, exist_ok=True)
         return Trace(path / f"trace-rank{line.rank}.jsonl", rank=line.rank)
 
+    def _keep_records(self, step: Step, folder: RunFolder | None, line: Collective | None) -> None:
+        """A step that has records of its own to keep is told where, on every rank that knows."""
+        if not hasattr(step, "keep_records"):
+            return
+        if folder is not None:
+            step.keep_records(folder.path)
+        elif not _is_first(line) and self.run_dir not in (None, "auto"):
+            step.keep_records(Path(str(self.run_dir)))
+
     def _layerwise(
         self, model: nn.Module, whole: WholeGraph | HeldPart, memory: int | None, **more: Any
     ) -> scores.Chunks:
@@ -238,6 +251,7 @@ class Trainer(Config):
         stop: StopRequest,
         trace: Trace,
         team: Team | None,
+        tell_notes: Callable[[], None],
     ) -> loop.Tools:
         session, line = run.session, None if team is None else team.line
 
@@ -268,17 +282,12 @@ class Trainer(Config):
             _complete(session)
             return _judged(judge, chunks, team)
 
-        told = len(getattr(session.step, "notes", []))
-
         def on_epoch(record: dict[str, Any]) -> bool:
-            nonlocal told
             if isinstance(whole.graph.x, DiskFeatures):
                 record["pages_read"] = whole.graph.x.pages_read  # by this rank, since it opened the file
             run.record(record)
             shown.epoch(record)
-            for text in getattr(session.step, "notes", [])[told:]:  # what the strategy found out since
-                shown.note(text)
-                told += 1
+            tell_notes()
             wishes = [
                 callback(dict(record)) for callback in self.callbacks
             ]  # all are told, whatever the first wants
@@ -294,6 +303,19 @@ class Trainer(Config):
             stop=stop_name,
             trace=trace,
         )
+
+
+def _teller(step: Step, shown: progress.Progress) -> Callable[[], None]:
+    """Shows, when called, what the strategy has noted since."""
+    told = len(getattr(step, "notes", []))
+
+    def tell() -> None:
+        nonlocal told
+        for text in getattr(step, "notes", [])[told:]:
+            shown.note(text)
+            told += 1
+
+    return tell
 
 
 def _is_first(line: Collective | None) -> bool:

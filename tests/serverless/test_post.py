@@ -23,7 +23,7 @@ import zmq
 from polyhop.serverless import wire
 from polyhop.serverless.function import Order, work
 from polyhop.serverless.ledger import Terms
-from polyhop.serverless.post import Arrived, Broken, Done, Keys, Post, Work
+from polyhop.serverless.post import Arrived, Broken, Came, Done, Keys, Left, Post, Work
 from polyhop.serverless.program import Call, Program, Row
 from polyhop.serverless.secrets import KeyPair
 from polyhop.serverless.wire import Limits, TaskKey
@@ -302,7 +302,9 @@ def test_functions_that_come_late_are_told_to_end(post: Post) -> None:
         assert client.hear()[0] == wire.Stop("enough")
         client.say(wire.Pull())
         assert client.hear()[0] == wire.Stop("enough")
-    assert work(order(post)).reason == "enough"
+    post.news()
+    assert work(order(post, function="late")).reason == "enough"
+    assert post.news() == [Came("late"), Left("late", False, "enough")]
 
 
 @pytest.mark.parametrize("mechanism", ["CURVE", "PLAIN"])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from polyhop.cli import console
 from polyhop.errors import UnsupportedError
@@ -33,12 +34,19 @@ def show_result(result: Result, folder: Path, as_json: bool, *, can_predict: boo
     at = "" if result.best_epoch is None else f" at epoch {result.best_epoch}"
     rows.append((f"best validation {result.metric}", f"{_shown(result.best_val)}{at}"))
     rows.append(("trained", f"{result.epochs} epochs, {result.steps:,} steps, {result.seconds:.1f} s"))
+    if "bill" in result.summary:
+        rows.append(("cost", _cost(result.summary["bill"])))
     rows.append(("run folder", str(folder) if is_here else f"{folder} on the host of rank 0, not here"))
     if picture is not None:
         rows.append(("picture", str(picture)))
     if can_predict:
         rows.append(("next", f"polyhop predict {folder} --out predictions.csv"))
     console.show_table(rows)
+
+
+def _cost(bill: Mapping[str, Any]) -> str:
+    would = "would have cost " if bill["is_local"] else ""
+    return f"{would}${bill['dollars']:.6f} on {bill['server_kind']} with {bill['num_requests']:,} functions (bill.json)"
 
 
 def _shown(value: float | None) -> str:

@@ -22,7 +22,15 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-_WRITTEN = ("config.json", "command.json", "metrics.jsonl", "result.json", "model.safetensors", "curve.png")
+_WRITTEN = (
+    "config.json",
+    "command.json",
+    "metrics.jsonl",
+    "result.json",
+    "model.safetensors",
+    "curve.png",
+    "bill.json",
+)
 
 
 def _model_name(given: str) -> str:
@@ -336,6 +344,26 @@ def command(
         str | None,
         typer.Option(help="Of AWS Lambda: name or ARN.", rich_help_panel="Ranks"),
     ] = None,
+    function_memory: Annotated[
+        int | None,
+        typer.Option(
+            help="MB of a function [default: 1769; on AWS as it was made].", rich_help_panel="Ranks"
+        ),
+    ] = None,
+    prices: Annotated[
+        Path | None,
+        typer.Option(
+            help="Table of prices (JSON) by which functions are billed [default: AWS, 2021].",
+            rich_help_panel="Ranks",
+        ),
+    ] = None,
+    server_kind: Annotated[
+        str | None,
+        typer.Option(
+            help="Of those prices, as which a rank with functions is billed [default: c5n.2xlarge].",
+            rich_help_panel="Ranks",
+        ),
+    ] = None,
     intervals: Annotated[
         int,
         typer.Option(
@@ -513,6 +541,9 @@ def command(
         "function_command": function_command,
         "function_host": function_host,
         "function_name": function_name,
+        "function_memory": function_memory,
+        "prices": None if prices is None else str(prices),
+        "server_kind": server_kind,
         "intervals": intervals,
         "staleness": None if staleness == "pipe" else int(staleness) if staleness.isdecimal() else staleness,
         "weight_steps": weight_steps,
@@ -668,5 +699,9 @@ def _clear(folder: Path) -> None:
         raise ConfigError(f"{folder} is not empty and holds no run: --overwrite replaces runs only")
     RunFolder(folder, may_continue=True).close()  # refuses a folder that another process is training in
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    for path in [*(folder / name for name in _WRITTEN), *folder.glob("trace-*.jsonl")]:
+    for path in [
+        *(folder / name for name in _WRITTEN),
+        *folder.glob("trace-*.jsonl"),
+        *folder.glob("functions-*.jsonl"),
+    ]:
         path.unlink(missing_ok=True)

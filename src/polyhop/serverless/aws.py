@@ -100,6 +100,11 @@ class AwsLauncher:
         """Names of the functions that were started and are not known to be gone."""
         return list(self._invoked)
 
+    @property
+    def memory_mb(self) -> int:
+        """Of its functions, as far as it may be read."""
+        return self._order.memory_mb
+
     def ensure(self, wanted: int) -> list[str]:
         """Start functions until so many are alive, or the service says to wait; names of the new ones."""
         made: list[str] = []

@@ -7,6 +7,7 @@ one that ends with work left is replaced. Functions that fail as soon as they ar
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -39,7 +40,9 @@ class Crew:
     def __init__(self, launcher: Launcher, post: Post, wanted: Callable[[], int]) -> None:
         self._launcher, self._post, self._wanted = launcher, post, wanted
         self.gone: list[Ended] = []
+        self.started: dict[str, float] = {}  # Unix seconds, of those that have not gone
         self.num_replaced = 0
+        self._is_closed = False
         self._in_a_row, self._done_then = 0, 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="crew", daemon=True)
@@ -59,7 +62,7 @@ class Crew:
 
     def _look(self) -> None:
         for each in self._launcher.ended():
-            self.gone.append(each)
+            self._went(each)
             self._post.lose(each.function)
             self.num_replaced += each.is_failure
             done = self._post.ledger.counts["ok"]
@@ -74,10 +77,19 @@ class Crew:
                 )
                 self._in_a_row = 0
         if len(self._post.ledger):
-            self._launcher.ensure(self._wanted())
+            made = self._launcher.ensure(self._wanted())
+            self.started |= dict.fromkeys(made, time.time())
+
+    def _went(self, function: Ended) -> None:
+        self.gone.append(function)
+        self.started.pop(function.function, None)
 
     def close(self) -> None:
-        """No more functions; those that wait for work have been told to end."""
+        """No more functions; those that wait for work have been told to end. A second time nothing is done."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         self._stop.set()
         self._thread.join(timeout=10)
-        self.gone += self._launcher.close()
+        for each in self._launcher.close():
+            self._went(each)

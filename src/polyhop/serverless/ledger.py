@@ -64,6 +64,8 @@ class Ledger(Generic[W]):
     def __init__(self, terms: Terms | None = None) -> None:
         self.terms = terms or Terms()
         self.counts: Counter[str] = Counter()
+        self.num_waiting = 0  # tasks that nobody has
+        self.leased_s = 0.0  # from lease to result, of all that counted
         self._open: dict[TaskKey, _Entry[W]] = {}
         self._queue: list[tuple[int, TaskKey]] = []  # (0: again, 1: new; key)
         self._leases: dict[int, Lease] = {}  # all that may still bring a result
@@ -77,12 +79,8 @@ class Ledger(Generic[W]):
         return len(self._open)
 
     @property
-    def num_waiting(self) -> int:
-        """Tasks that nobody has."""
-        return sum(entry.waits for entry in self._open.values())
-
-    @property
     def num_leased(self) -> int:
+        """Tasks that somebody has."""
         return len(self._open) - self.num_waiting
 
     def offer(self, key: TaskKey, work: W) -> None:
@@ -91,6 +89,7 @@ class Ledger(Generic[W]):
             raise ValueError(f"{key} was offered before")
         self._open[key] = _Entry(work)
         heapq.heappush(self._queue, (1, key))
+        self.num_waiting += 1
         self.counts["offered"] += 1
 
     def lease(self, function: str, now: float) -> tuple[Lease, W] | None:
@@ -101,6 +100,7 @@ class Ledger(Generic[W]):
             if entry is None or not entry.waits:
                 continue  # done meanwhile
             entry.waits, entry.attempts = False, entry.attempts + 1
+            self.num_waiting -= 1
             made = Lease(self._next, key, function, entry.attempts, now, now + self.lease_s(key))
             self._next += 1
             entry.leases.add(made.number)
@@ -134,6 +134,8 @@ class Ledger(Generic[W]):
             self.counts[DUPLICATE] += 1
             return DUPLICATE, None
         kind, took = (key.piece, key.is_backward), now - lease.given
+        self.num_waiting -= entry.waits
+        self.leased_s += took
         before = self._means.get(kind)
         self._means[kind] = took if before is None else before + self.terms.memory * (took - before)
         self._done_epoch.setdefault(key.epoch, set()).add(key)
@@ -178,6 +180,7 @@ class Ledger(Generic[W]):
         entry.leases.discard(lease.number)
         if not entry.leases and not entry.waits:
             entry.waits = True
+            self.num_waiting += 1
             heapq.heappush(self._queue, (0, lease.key))
         self.counts["expired"] += 1
         return True

@@ -28,6 +28,7 @@ from polyhop.serverless import wire
 from polyhop.serverless.ledger import OK, Ledger, Terms
 from polyhop.serverless.sealed import SEAL_BYTES, Sealer, SealError, Session
 from polyhop.serverless.secrets import FUNCTION, SERVER, Entry, KeyPair, guarded
+from polyhop.serverless.timesheets import Timesheets
 from polyhop.serverless.wire import LIMITS, Array, Limits, TaskKey, WireError
 
 __all__ = ["Arrived", "Broken", "Came", "Done", "Keys", "Left", "Post", "Work"]
@@ -138,7 +139,7 @@ class Post:
         self.sent_messages: Counter[str] = Counter()
         self.received: Counter[str] = Counter()  # results, rows, sums
         self.messages: Counter[str] = Counter()
-        self.busy_ms: Counter[str] = Counter()  # by function
+        self.sheets = Timesheets()
         self._keys, self._limits, self._clock = keys, limits, clock
         self._functions: dict[str, _Function] = {}  # by session
         self._wishing: deque[_Function] = deque()
@@ -158,7 +159,7 @@ class Post:
         self.desk_port = self._desk.bind_to_random_port(f"tcp://{host}")
         self.entry = Entry(f"tcp://{host}:{port}", keys.own.public)
         self._peers: dict[int, zmq.Socket[bytes]] = {}
-        self._is_open, self._is_broken, self._ended = True, False, ""
+        self._is_open, self._is_broken, self._over = True, False, ""
         self._thread = threading.Thread(target=self._run, name="post", daemon=True)
         self._thread.start()
 
@@ -184,7 +185,7 @@ class Post:
         self._order(lambda: self.ledger.forget(before_epoch))
 
     def dismiss(self, reason: str) -> None:
-        """Every function that waits for work is told to end."""
+        """Functions are told to end: those that wait for work, and those that come from now on."""
         self._order(lambda: self._dismiss(reason))
 
     def news(self) -> list[Came | Left]:
@@ -320,14 +321,14 @@ class Post:
 
     def _greet(self, identity: bytes, hello: wire.Hello) -> None:
         if hello.job != self.job or hello.protocol != wire.PROTOCOL:
-            _sent(
-                self._door,
-                identity,
-                wire.pack(wire.Stop(f"this is job {self.job}, protocol {wire.PROTOCOL}")),
-            )
+            other = wire.Stop(f"this is job {self.job}, protocol {wire.PROTOCOL}")
+            _sent(self._door, identity, wire.pack(other))
             raise WireError(f"Hello of job {hello.job[:40]!r}, protocol {hello.protocol}")
-        if self._ended:
-            _sent(self._door, identity, wire.pack(wire.Stop(self._ended)))
+        self.sheets.came(hello.function)
+        self._news.put(Came(hello.function))
+        if self._over:
+            _sent(self._door, identity, wire.pack(wire.Stop(self._over)))
+            self._news.put(Left(hello.function, False, self._over))
             return
         session = Session.draw()
         self._functions[session.name] = _Function(
@@ -335,7 +336,6 @@ class Post:
         )
         welcome = wire.Welcome(session.name, session.password, session.key, self.desk_port)
         _sent(self._door, identity, wire.pack(welcome))
-        self._news.put(Came(hello.function))
 
     def _from_function(self, function: _Function, header: wire.Header, arrays: dict[str, Array]) -> None:
         function.seen = self._clock()
@@ -343,12 +343,12 @@ class Post:
             function.held = frozenset(header.held)
             function.wishes += 1
             self._wishing.append(function)
-            if self._ended:
-                self._reply(function, wire.Stop(self._ended))
+            if self._over:
+                self._reply(function, wire.Stop(self._over))
         elif isinstance(header, wire.Push):
             verdict, work = self.ledger.commit(header.key, header.lease, self._clock())
             self.received["results"] += wire.num_bytes(arrays)
-            self.busy_ms[function.name] += round(header.busy_ms)
+            self.sheets.worked(function.name, header.busy_ms)
             self._reply(function, wire.Ack(header.lease, verdict))
             if verdict == OK and work is not None:
                 self.inbox.put(Done(header.key, arrays, header.values))
@@ -432,7 +432,7 @@ class Post:
 
     def _dismiss(self, reason: str) -> None:
         """Functions are told to end, those that come later too."""
-        self._ended = reason
+        self._over = reason
         for function in self._functions.values():
             self._reply(function, wire.Stop(reason))
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from torch import Tensor, nn
 
@@ -54,6 +55,10 @@ class Config:
     function_endpoint: str | None = None  # of AWS Lambda; None: the region's
     function_region: str | None = None  # of AWS Lambda; None: as boto3 finds it
     function_memory: int | None = None  # MB; None: as it was made on AWS, else as orders say
+    prices: str | Path | None = (
+        None  # table by which the run is billed; None: the one that ships with polyhop
+    )
+    server_kind: str | None = None  # of those prices, as which a rank is billed
 
 
 def hold(graph: SharedGraph, placement: Placement, team: Team, config: Config) -> HeldPart:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -25,18 +27,24 @@ from polyhop.serverless.secrets import Entry, KeyPair
 from polyhop.serverless.segments import Graph, Segment, segments
 from polyhop.serverless.server import Server, Settings
 from polyhop.strategies.held import HeldPart
+from polyhop.strategies.serverless_books import BillOptions, Books, Tariff, told
 from polyhop.strategies.serverless_cost import Mode, account
 from polyhop.strategies.serverless_launch import FunctionOptions, Launching
 from polyhop.strategies.step import Team
 from polyhop.trace import Trace
 
-__all__ = ["TERMS", "Options", "ServerlessStep"]
+__all__ = ["TERMS", "Options", "ServerlessStep", "Tell", "in_words"]
 
 TERMS = Terms()
 """How long leases last."""
 
+Tell = Callable[[str, dict[str, Any]], None]
+"""Shows what is going on: in words, and as values."""
 
-class Options(FunctionOptions, Protocol):
+_TELLS_S = 0.25
+
+
+class Options(FunctionOptions, BillOptions, Protocol):
     """The options of the strategy that a step reads."""
 
     @property
@@ -100,6 +108,7 @@ class ServerlessStep:
             )
         self._chain, self._fixed = chain, _fixed(chain, layers, self.intervals, whole, part.y, train_ids)
         launching = Launching(config)
+        tariff = Tariff.of(config, config.function_memory or Order.memory_mb, Order.limit_s)
         self._start_servers(line, launching.host)
         self.server = Server(
             chain,
@@ -135,7 +144,11 @@ class ServerlessStep:
             self.post.close()
             raise
         self.crew = Crew(self.launcher, self.post, lambda: config.functions)
+        memory_mb = getattr(self.launcher, "memory_mb", tariff.memory_mb)
+        self.books = Books(line.rank, self.crew, self.post.sheets, replace(tariff, memory_mb=memory_mb))
         self._version, self._begun, self.is_stop_agreed = -1, -1, False
+        self._tell: Tell | None = None
+        self._told_at = 0.0
         rows = [each.num_rows for each in self.intervals]
         mode = "pipe" if config.staleness is None else f"staleness {config.staleness}"
         mode += f", {config.weight_steps} steps an epoch" if config.weight_steps > 1 else ""
@@ -168,7 +181,8 @@ class ServerlessStep:
         if self._begun != key.epoch:
             self._begun = key.epoch
             self.server.go(key.epoch, key.epoch + (self._config.staleness or 0))
-        found = self.server.wait(key.epoch, batch)
+        found = self.server.wait(key.epoch, batch, self._tick)
+        self._tick()
         trained = [(name, p) for name, p in names.items() if p.requires_grad]
         own = [found.gradients.get(name, torch.zeros_like(p)).reshape(-1) for name, p in trained]
         wish = float(self._team.asks_to_stop() or self.is_stop_agreed)
@@ -194,10 +208,49 @@ class ServerlessStep:
         results = {"results": post.received["results"]}, {"results": post.messages["Push"]}
         return Cost(sizes | results[0], counts | results[1])
 
-    def close(self) -> None:
-        """End functions and sockets."""
+    def watch(self, tell: Tell) -> None:
+        """``tell`` is called now and then while epochs are waited for."""
+        self._tell = tell
+
+    def _tick(self) -> None:
+        """Something to see, and something on paper, now and then."""
+        if time.monotonic() - self._told_at >= _TELLS_S:
+            self._told_at = time.monotonic()
+            self.books.note()
+            if self._tell is not None:
+                facts = self.facts()
+                self._tell(in_words(facts, self._line.rank, self._line.num_ranks), facts)
+
+    def facts(self) -> dict[str, Any]:
+        """What this rank's server and its functions are doing."""
+        ledger = self.post.ledger
+        return {
+            "functions": self.crew.num_alive,
+            "in_flight": ledger.num_leased,
+            "waiting": ledger.num_waiting,
+            "again": ledger.counts["again"],
+            "dollars": float(self.books.so_far().dollars),
+        }
+
+    def keep_records(self, folder: Path) -> None:
+        """What functions are paid for goes to a run's folder."""
+        self.books.keep(folder)
+
+    def summary(self) -> dict[str, Any]:
+        """The run is over: functions end, and what all of them cost. All ranks call it together."""
+        self._end_functions()
+        found = self.books.total(lambda text: _shared_text(text, self._line))
+        self.notes.append(told(found, self.books.tariff))
+        return {"bill": {**found.to_json(), **self.books.tariff_facts()}}
+
+    def _end_functions(self) -> None:
         self.post.dismiss("the run is over")
         self.crew.close()
+        self.books.end()
+
+    def close(self) -> None:
+        """End functions and sockets."""
+        self._end_functions()
         self._trace.counter("tasks", functions=len(self.crew.gone), **self.post.ledger.counts)
         self.server.close()
         self.post.close()
@@ -242,6 +295,15 @@ def _fixed(
                     mine[segment.gives] = layers[segment.layer].aggregate(interval.block, read, None)
         found[interval.number] = mine
     return found
+
+
+def in_words(facts: dict[str, Any], rank: int, num_ranks: int) -> str:
+    """A line of what goes on; figures are those of this rank's server."""
+    of = f"  (server {rank} of {num_ranks})" if num_ranks > 1 else ""
+    return (
+        f"{facts['functions']} functions  {facts['in_flight']} tasks in flight  {facts['waiting']} waiting  "
+        f"{facts['again']} given again  ${facts['dollars']:.6f}{of}"
+    )
 
 
 def _shared_text(text: str, line: Collective) -> list[str]:

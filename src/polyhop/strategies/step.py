@@ -46,7 +46,12 @@ Forward = Callable[[Any, Any, Key | None], Tensor]
 
 
 class Step(Protocol):
-    """One strategy at work on one model and one graph."""
+    """One strategy at work on one model and one graph.
+
+    A step may also have: ``notes``, a list of texts to show, which may grow; ``keep_records(folder)``, called before
+    training where the run has a folder; ``watch(tell)``, which gives it something to call now and then while it waits, with
+    a text and facts; ``summary()``, called by all ranks once training is over, what to add to the result; ``close()``.
+    """
 
     @property
     def num_steps(self) -> int:

@@ -47,6 +47,8 @@ _FREE_ON_RESUME = {
         "function_endpoint",
         "function_region",
         "function_memory",
+        "prices",
+        "server_kind",
         "per_minibatch_rpc",
         "delta",
     ),
@@ -167,6 +169,10 @@ class Config:
     function_endpoint: str | None = None  # of AWS Lambda; None = the region's
     function_region: str | None = None  # of AWS Lambda; None = as boto3 finds it
     function_memory: int | None = None  # MB; None = as it was made on AWS, else as orders say
+    prices: str | Path | None = (
+        None  # table by which strategy "serverless" bills a run; None = the one that ships
+    )
+    server_kind: str | None = None  # of those prices, as which each of its ranks is billed
     fuse_loss: bool = True  # the last dense piece and its gradient are one task of a function
     rematerialise: bool = (
         True  # functions compute again for gradients what they computed before, instead of having it sent

@@ -9,6 +9,7 @@ import json
 import math
 import sys
 import time
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 from polyhop.errors import ConfigError, unknown
@@ -20,6 +21,7 @@ Facts = dict[str, str]
 
 _LINE_EVERY_S = 1.0
 _STEP_LINE_EVERY_S = 10.0
+_LIVE_EVENT_EVERY_S = 2.0
 _BAR_EVERY_S = 0.1
 
 
@@ -31,6 +33,10 @@ class Progress(Protocol):
     def step(self, epoch: int, step: int, num_steps: int) -> None: ...
 
     def epoch(self, record: dict[str, Any]) -> None: ...
+
+    def live(self, text: str, facts: dict[str, Any]) -> None:
+        """What is going on while a step takes long, in words and as values; told as often as one likes."""
+        ...
 
     def note(self, text: str) -> None: ...
 
@@ -90,6 +96,9 @@ class _Silent:
     def epoch(self, record: dict[str, Any]) -> None:
         pass
 
+    def live(self, text: str, facts: dict[str, Any]) -> None:
+        pass
+
     def note(self, text: str) -> None:
         pass
 
@@ -101,6 +110,9 @@ class _Silent:
 
 
 class _Json(_Silent):
+    def __init__(self) -> None:
+        self._last = 0.0
+
     def _say(self, event: str, facts: dict[str, Any]) -> None:
         clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in facts.items()}
         print(json.dumps({"event": event, **clean}), flush=True)
@@ -110,6 +122,12 @@ class _Json(_Silent):
 
     def epoch(self, record: dict[str, Any]) -> None:
         self._say("epoch", record)
+
+    def live(self, text: str, facts: dict[str, Any]) -> None:
+        now = time.monotonic()
+        if now - self._last >= _LIVE_EVENT_EVERY_S:
+            self._last = now
+            self._say("live", facts)
 
     def note(self, text: str) -> None:
         self._say("note", {"text": text})
@@ -122,14 +140,14 @@ class _Plain(_Silent):
     """At most about one line a second, the first and the last epoch always."""
 
     def __init__(self) -> None:
-        self._last, self._max_epochs = 0.0, 0
+        self._last, self._live_at, self._max_epochs = 0.0, 0.0, 0
         self._waiting: dict[str, Any] | None = None
 
     def _say(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
     def start(self, facts: Facts, max_epochs: int) -> None:
-        self._max_epochs = max_epochs
+        self._max_epochs, self._live_at = max_epochs, time.monotonic()
         for name, fact in facts.items():
             self._say(f"{name:<9} {fact}")
 
@@ -145,6 +163,13 @@ class _Plain(_Silent):
         if now - self._last >= _LINE_EVERY_S:
             self._last = now
             self._say_epoch()
+
+    def live(self, text: str, facts: dict[str, Any]) -> None:
+        """Now and then, also while nothing else happens: a run that takes long is seen to be alive."""
+        now = time.monotonic()
+        if now - self._live_at >= _STEP_LINE_EVERY_S:
+            self._live_at = now
+            self._say(f"{'now':<9} {text}")
 
     def _say_epoch(self) -> None:
         if self._waiting is not None:
@@ -173,6 +198,17 @@ class _Rich(_Silent):
             TimeRemainingColumn,
         )
         from rich.progress import Progress as Bars
+        from rich.text import Text
+
+        class Lines(Bars):
+            """Bars, and under them a line of what is going on."""
+
+            doing = ""
+
+            def get_renderables(self) -> Iterable[Any]:
+                yield from super().get_renderables()
+                if self.doing:
+                    yield Text(f"  {self.doing}", style="dim", overflow="ellipsis", no_wrap=True)
 
         self._console = Console(stderr=True)
         text = (
@@ -181,7 +217,7 @@ class _Rich(_Silent):
             MofNCompleteColumn(),
             TextColumn("{task.fields[numbers]}"),
         )
-        self._bars = Bars(
+        self._bars = Lines(
             *text, TimeElapsedColumn(), TimeRemainingColumn(), console=self._console, refresh_per_second=5
         )
         self._newest: dict[str, Any] = {}
@@ -207,6 +243,9 @@ class _Rich(_Silent):
         if self._is_time():
             self._show_epoch()
 
+    def live(self, text: str, facts: dict[str, Any]) -> None:
+        self._bars.doing = text  # drawn with the bars, some times a second
+
     def _is_time(self) -> bool:
         """Often enough for an eye; more often would cost short steps dear."""
         now = time.monotonic()
@@ -228,6 +267,7 @@ class _Rich(_Silent):
 
     def close(self) -> None:
         self._show_epoch()
+        self._bars.doing = ""
         if self._steps != self._epochs:
             self._bars.update(self._steps, visible=False)
         self._bars.stop()

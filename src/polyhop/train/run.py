@@ -102,8 +102,8 @@ class Run:
         self._saved = State.from_json(state)
         return str(where)
 
-    def finish(self, metric: str) -> Result:
-        """The last checkpoint, the best weights, the result."""
+    def finish(self, metric: str, summary: dict[str, Any] | None = None) -> Result:
+        """The last checkpoint, the best weights, the result; ``summary``: what the strategy adds to it."""
         state = self.session.state
         if self._saved != state or hasattr(self.session.step, "gather_state"):
             self.save()
@@ -119,6 +119,7 @@ class Run:
             is_early_stopped=state.has_stopped,
             run_dir=None if self.folder is None else str(self.folder.path),
             history=self.history,
+            summary=summary or {},
         )
         if self.folder is not None:
             self.folder.write_model(self.session.model.state_dict())

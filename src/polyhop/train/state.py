@@ -56,10 +56,14 @@ class Result:
     is_early_stopped: bool
     run_dir: str | None
     history: list[dict[str, Any]] = field(default_factory=list, repr=False)  # as in metrics.jsonl
+    summary: dict[str, Any] = field(
+        default_factory=dict, repr=False
+    )  # what the strategy adds, such as its bill
 
     def to_json(self) -> dict[str, Any]:
-        """All but the history, which metrics.jsonl has."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "history"}
+        """All but the history, which metrics.jsonl has, and a summary that is empty."""
+        left_out = {"history"} if self.summary else {"history", "summary"}
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
 
 
 class Session:
