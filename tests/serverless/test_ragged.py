@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyhop.errors import InputError
-from polyhop.serverless.ragged import Ragged, multiply, multiply_transposed
+from polyhop.serverless.ragged import Ragged
 
 
 def some(n: int, columns: int, most: int) -> tuple[Ragged, np.ndarray]:
@@ -30,8 +30,8 @@ def test_products(n: int, columns: int, most: int, width: int) -> None:
     rows, dense = some(n, columns, most)
     rng = np.random.default_rng(0)
     weight, grad = rng.standard_normal((width, columns)), rng.standard_normal((n, width))
-    np.testing.assert_allclose(multiply(rows, weight), dense @ weight.T, rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(multiply_transposed(rows, grad), grad.T @ dense, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(rows.multiply(weight), dense @ weight.T, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(rows.multiply_transposed(grad), grad.T @ dense, rtol=1e-12, atol=1e-12)
 
 
 @given(cuts=st.lists(st.integers(0, 12), min_size=1, max_size=4))
@@ -48,8 +48,8 @@ def test_cut_and_joined_is_what_it_was(cuts: list[int]) -> None:
 def test_float32_values_take_the_format_of_the_weights() -> None:
     rows = Ragged(np.array([0, 1]), np.array([0]), np.ones(1, np.float32), 1)
     for dtype in (np.float64, np.float32):
-        assert multiply(rows, np.ones((2, 1), dtype)).dtype == dtype
-        assert multiply_transposed(rows, np.ones((1, 2), dtype)).dtype == dtype
+        assert rows.multiply(np.ones((2, 1), dtype)).dtype == dtype
+        assert rows.multiply_transposed(np.ones((1, 2), dtype)).dtype == dtype
 
 
 @pytest.mark.parametrize(

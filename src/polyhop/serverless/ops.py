@@ -19,7 +19,7 @@ import numpy as np
 
 from polyhop.errors import InputError
 from polyhop.serverless import edge_ops, loss_ops
-from polyhop.serverless.ragged import Ragged, multiply, multiply_transposed
+from polyhop.serverless.ragged import Ragged
 
 __all__ = ["OPS", "Array", "Attrs", "Op", "Shape"]
 
@@ -133,7 +133,7 @@ def _linear_gradient(
 
 def _sparse_linear(inputs: Inputs, attrs: Attrs) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
     rows: Ragged = inputs[0]
-    out = multiply(rows, inputs[1])
+    out = rows.multiply(inputs[1])
     if len(inputs) == 3:
         out += inputs[2]
     return (out,), ()
@@ -147,7 +147,7 @@ def _sparse_linear_gradient(
     wanted: Sequence[bool],
 ) -> Sequence[Array | None]:
     grad = _given(grads[0])
-    weight = multiply_transposed(inputs[0], grad) if wanted[1] else None
+    weight = inputs[0].multiply_transposed(grad) if wanted[1] else None
     return [None, weight, grad.sum(axis=0)] if len(inputs) == 3 else [None, weight]
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from polyhop.errors import InputError
 
-__all__ = ["Ragged", "multiply", "multiply_transposed"]
+__all__ = ["Array", "Ragged"]
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
@@ -70,21 +70,19 @@ class Ragged:
             parts[0].num_columns,
         )
 
+    def multiply(self, weight: Array) -> Array:
+        """[n, G]: the rows times weight^T, weight [G, F], in its number format."""
+        at = np.repeat(np.arange(self.shape[0]), np.diff(self.indptr))
+        out = np.empty((self.shape[0], weight.shape[0]), weight.dtype)
+        for column, line in enumerate(weight):
+            # Column by column: no array of size V * G, and no column or row, however full, is slower than others.
+            out[:, column] = np.bincount(at, self.values * line[self.indices], self.shape[0])
+        return out
 
-def multiply(rows: Ragged, weight: Array) -> Array:
-    """[n, G]: the rows times weight^T, weight [G, F], in its number format."""
-    at = np.repeat(np.arange(rows.shape[0]), np.diff(rows.indptr))
-    out = np.empty((rows.shape[0], weight.shape[0]), weight.dtype)
-    for column, line in enumerate(weight):
-        # Column by column: no array of size V * G, and no column or row, however full, is slower than others.
-        out[:, column] = np.bincount(at, rows.values * line[rows.indices], rows.shape[0])
-    return out
-
-
-def multiply_transposed(rows: Ragged, grad: Array) -> Array:
-    """[G, F]: grad^T, grad [n, G], times the rows."""
-    at = np.repeat(np.arange(rows.shape[0]), np.diff(rows.indptr))
-    out = np.empty((grad.shape[1], rows.num_columns), grad.dtype)
-    for column, line in enumerate(np.ascontiguousarray(grad.T)):
-        out[column] = np.bincount(rows.indices, rows.values * line[at], rows.num_columns)
-    return out
+    def multiply_transposed(self, grad: Array) -> Array:
+        """[G, F]: grad^T, grad [n, G], times the rows."""
+        at = np.repeat(np.arange(self.shape[0]), np.diff(self.indptr))
+        out = np.empty((grad.shape[1], self.num_columns), grad.dtype)
+        for column, line in enumerate(np.ascontiguousarray(grad.T)):
+            out[column] = np.bincount(self.indices, self.values * line[at], self.num_columns)
+        return out

@@ -32,7 +32,7 @@ _OTHERS = "strategy 'halo' trains it on several ranks"
 
 @dataclass(frozen=True)
 class Dense:
-    """Row by row: for a function. Its weights go by their names in the model's state dict."""
+    """Row by row: for a function, unless it ``stays``. Its weights go by their names in the model's state dict."""
 
     program: Program
     drops: int | None = (
@@ -42,6 +42,11 @@ class Dense:
     @property
     def weight_names(self) -> tuple[str, ...]:
         return tuple(self.program.weights)
+
+    @property
+    def stays(self) -> bool:
+        """Whether the server computes it itself: nothing is computed, or sparse rows are multiplied (``server_rows``)."""
+        return not self.program.calls or any(row.kind == "sparse" for row in self.program.rows.values())
 
 
 @dataclass(frozen=True)

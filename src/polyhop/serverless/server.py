@@ -1,6 +1,7 @@
 """The graph server: takes every interval of its part through the chain of a model, forward and back, epoch after epoch.
 
-    dense piece       offered to functions; what comes back is dropped (by key), kept, passed on (AV, and its gradient)
+    dense piece       offered to functions; what comes back is dropped (by key), kept, passed on (AV, and its gradient);
+                      those of sparse rows are computed here
     graph operation   rows published here and sent to servers that read them (SC); once those that the interval reads are
                       there, gathered (GA). Backward: gradients of what was read go to whoever owns it; once all readers of
                       the interval's rows have given theirs, they are summed
@@ -41,6 +42,7 @@ from polyhop.serverless.post import Arrived, Broken, Done, Post, Work
 from polyhop.serverless.segments import Dense, Graph, Segment
 from polyhop.serverless.tables import Ages, Table
 from polyhop.serverless.tasks import FUSES, SAVES, flat
+from polyhop.serverless.tiles import backward, forward
 from polyhop.serverless.versions import Ticket, Versions
 from polyhop.serverless.wire import TaskKey
 from polyhop.trace import NO_TRACE, Trace
@@ -217,6 +219,8 @@ class Server:
             for name in segment.program.outputs:
                 state.values[name] = self._dropped(number, segment, state.values[name])
             self._forward(number, place + 1)
+        elif isinstance(segment, Dense) and segment.stays:
+            heapq.heappush(self._ready, (state.epoch, place, number))
         elif isinstance(segment, Dense):
             is_last = place == len(self._chain) - 1
             options: dict[str, float] = {}
@@ -320,6 +324,10 @@ class Server:
             state.grads.update(grads)
             self._backward(number, place - 1)
             return
+        if segment.stays:
+            state.grads.update(grads)
+            heapq.heappush(self._ready, (state.epoch, 2 * len(self._chain) - 1 - place, number))
+            return
         marked = {f"g:{name}": grad.numpy() for name, grad in grads.items()}
         rows = self._rows(segment, state) | state.kept.get(place, {}) | marked
         self._offer(number, place, True, rows, self._wants(segment))
@@ -389,13 +397,33 @@ class Server:
         with self._trace.span(
             "graph", interval=number, place=place, backward=step >= len(self._chain), epoch=epoch
         ):
-            if step < len(self._chain):
+            if isinstance(self._chain[place], Dense):
+                self._compute(number, place, step >= len(self._chain))
+            elif step < len(self._chain):
                 self._gather(number, place)
             elif self._states[number].kept.get(place) is True:
                 self._collect(number, place)
             else:
                 self._give_back(number, place)
         self.graph_s += time.perf_counter() - start
+
+    def _compute(self, number: int, place: int, is_backward: bool) -> None:
+        """A dense piece that is the server's own: as a function would, but all rows of the interval at once."""
+        segment, state = self._chain[place], self._states[number]
+        assert isinstance(segment, Dense)
+        assert state.version is not None
+        _, weights = self.versions.of(place, int(state.version))
+        rows, tile = self._rows(segment, state), max(self._by_number[number].num_rows, 1)
+        if is_backward:
+            grads = {
+                name: state.grads.pop(name).numpy() for name in segment.program.outputs if name in state.grads
+            }
+            of_rows, of_weights = backward(segment.program, rows, weights, grads, tile)
+            found = {f"g:{name}": of_rows[name] for name in self._wants(segment)}
+            found |= {f"d:{name}": value for name, value in of_weights.items()}
+        else:
+            found, _ = forward(segment.program, rows, weights, tile)
+        self._came_back(Done(TaskKey(state.epoch, place, number, place, is_backward), found, {}))
 
     def _gather(self, number: int, place: int) -> None:
         """What the interval's destinations gather (GA)."""

@@ -52,7 +52,7 @@ def account(
         for place, segment in enumerate(chain):
             if isinstance(segment, Graph):
                 total += _crossing(segment, ops[place], chain[place - 1], interval, mode)
-            elif segment.program.calls:
+            elif not segment.stays:
                 total += _dense(
                     segment, interval.num_rows, fixed[interval.number], mode, place == len(chain) - 1
                 )

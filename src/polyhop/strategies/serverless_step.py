@@ -22,10 +22,10 @@ from polyhop.serverless.intervals import Intervals, cut_intervals
 from polyhop.serverless.ledger import Terms
 from polyhop.serverless.local import LocalLauncher
 from polyhop.serverless.post import Keys, Post
-from polyhop.serverless.ragged import Ragged
 from polyhop.serverless.secrets import Entry, KeyPair
 from polyhop.serverless.segments import Graph, Segment, segments
 from polyhop.serverless.server import Server, Settings
+from polyhop.serverless.server_rows import ServerRows
 from polyhop.strategies.held import HeldPart
 from polyhop.strategies.serverless_books import BillOptions, Books, Tariff, told
 from polyhop.strategies.serverless_cost import Mode, account
@@ -283,11 +283,7 @@ def _fixed(
         else:
             mine["labels"] = torch.where(trained, labels, -1).long().numpy()
         rows = whole.placement.rows(whole.own_rows(torch.arange(interval.start, interval.stop)))
-        mine["h0"] = (
-            Ragged(rows.indptr.numpy(), rows.indices.numpy(), rows.values.numpy(), rows.num_columns)
-            if isinstance(rows, SparseRows)
-            else rows
-        )
+        mine["h0"] = ServerRows(rows) if isinstance(rows, SparseRows) else rows
         for segment in chain:
             if isinstance(segment, Graph) and not segment.has_gradient:
                 read = whole.placement.rows(whole.features.gather(interval.sources))
