@@ -108,6 +108,7 @@ GROUND = {
         "secrets",
         "segments",
         "shapes",
+        "stream",
         "tables",
         "tasks",
         "tiles",

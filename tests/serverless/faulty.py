@@ -17,6 +17,7 @@ from polyhop.serverless import wire
 from polyhop.serverless.function import Order
 from polyhop.serverless.local import Ended
 from polyhop.serverless.secrets import Entry, KeyPair, guarded
+from polyhop.serverless.stream import Arrivals
 
 __all__ = ["FAULTS", "FaultyLauncher", "ThreadLauncher", "dialled"]
 
@@ -115,7 +116,7 @@ class FaultyLauncher(ThreadLauncher):
     def _misbehave(self, order: Order, stop: threading.Event) -> None:
         context = zmq.Context()
         socket = dialled(context, order)
-        weights, held = honest._Weights(), list[Any]()
+        weights, held, arrivals = honest._Weights(), list[Any](), Arrivals()
         try:
             socket.send_multipart(wire.pack(wire.Hello(order.job, order.function, wire.PROTOCOL, 1, 10_000)))
             socket.send_multipart(wire.pack(wire.Pull()))
@@ -131,10 +132,17 @@ class FaultyLauncher(ThreadLauncher):
                 if fault == "die before":
                     return
                 program, known = weights.of(header, arrays)
-                rows = {name: value for name, value in arrays.items() if not name.startswith("w:")}
+                arrival = arrivals.begin(header, arrays)
+                while not arrival.is_complete:
+                    if stop.is_set() or not socket.poll(5000):
+                        return
+                    more, block = wire.unpack(socket.recv_multipart())
+                    if isinstance(more, wire.More):
+                        arrivals.put(more, block)
                 found, values = honest.run_task(
-                    program, header.key.is_backward, rows, known, header.wants, header.options
-                )
+                    program, header.key.is_backward, arrival.rows(lambda are_there: None), known, header.wants,
+                    header.options, num_rows=header.num_rows,
+                )  # fmt: skip
                 push = wire.pack(wire.Push(header.key, header.lease, (), 0.0, 0.0, values), found)
                 if fault == "hang":
                     stop.wait(0.4)

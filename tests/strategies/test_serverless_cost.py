@@ -14,6 +14,7 @@ pytest.importorskip("msgspec")
 
 from polyhop.comm import Cost, run_in_threads
 from polyhop.graph import Graph
+from polyhop.serverless import stream
 from polyhop.strategies import serverless_step
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -51,6 +52,23 @@ def test_counted_as_accounted(
         assert counted == accounted * EPOCHS
         assert counted.bytes["rows"] > 0
         assert weights.bytes["weights"] > 0
+
+
+@pytest.mark.parametrize("options", [{}, {"fuse_loss": False, "rematerialise": False}, {"stream": False}],
+                         ids=str)  # fmt: skip
+@pytest.mark.parametrize("sparse", [False, True])
+def test_messages_of_large_tasks_are_accounted(
+    make_graph: MakeGraph, monkeypatch: Any, sparse: bool, options: dict[str, bool]
+) -> None:
+    """Intervals of more than a tile, in blocks of a tile: more messages, of the same bytes."""
+    monkeypatch.setattr(stream, "BLOCK_BYTES", 1 << 14)
+    graph = make_graph(3000, sparse=sparse)
+    ((accounted, counted, _),) = costs(graph, monkeypatch, "sage", 1, **{"intervals": 2, **options})
+    assert counted == accounted * EPOCHS
+    is_cut = accounted.messages["tasks"] > accounted.messages["results"]
+    assert is_cut == options.get("stream", True)
+    ((whole, _, _),) = costs(graph, monkeypatch, "sage", 1, **{"intervals": 2, **options, "stream": False})
+    assert accounted.bytes == whole.bytes
 
 
 def test_fusing_and_computing_again_save_what_was_computed(make_graph: MakeGraph, monkeypatch: Any) -> None:

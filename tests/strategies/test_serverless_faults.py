@@ -21,6 +21,7 @@ import torch
 
 from polyhop.comm import run_in_threads
 from polyhop.graph import Graph
+from polyhop.serverless import stream
 from polyhop.serverless.ledger import Terms
 from polyhop.strategies import serverless_step
 
@@ -84,6 +85,26 @@ def test_fusing_and_computing_again_change_no_bit(
     graph = make_graph(80)
     expected, _ = trained(graph, ThreadLauncher, monkeypatch, name=name)
     assert_bits(trained(graph, ThreadLauncher, monkeypatch, name=name, **options)[0], expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"fuse_loss": False, "rematerialise": False}], ids=str)
+@pytest.mark.parametrize("name", ["sage", "gat"])
+def test_large_tasks_in_several_messages_have_the_same_bits(
+    make_graph: MakeGraph, monkeypatch: Any, name: str, options: dict[str, bool]
+) -> None:
+    """Sparse inputs, intervals of 1500 rows in blocks of a tile; also where functions die in the middle."""
+    monkeypatch.setattr(stream, "BLOCK_BYTES", 1 << 14)
+    graph = make_graph(3000, sparse=True)
+    given: dict[str, Any] = {"name": name, "intervals": 2, "epochs": 2, **options}
+    expected, _ = trained(graph, ThreadLauncher, monkeypatch, stream=False, **given)
+    assert_bits(trained(graph, ThreadLauncher, monkeypatch, **given)[0], expected)
+
+    def faulty(order: Any) -> Any:
+        return FaultyLauncher(order, seed=2, rate=0.3, kinds=("die before", "die after"), silent=False)
+
+    found, (launcher,) = trained(graph, faulty, monkeypatch, **given)
+    assert sum(launcher.counts[kind] for kind in ("die before", "die after")) > 2
+    assert_bits(found, expected)
 
 
 @pytest.mark.parametrize("kind", FAULTS)

@@ -22,7 +22,7 @@ import zmq
 from zmq.utils import z85
 
 from polyhop.serverless import wire
-from polyhop.serverless.ledger import OK, Ledger, Terms
+from polyhop.serverless.ledger import OK, Lease, Ledger, Terms
 from polyhop.serverless.secrets import FUNCTION, SERVER, Entry, KeyPair, guarded
 from polyhop.serverless.wire import LIMITS, Array, Limits, TaskKey, WireError
 
@@ -50,13 +50,18 @@ class Keys:
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """What a function needs for a task. ``weights`` gives program and weights of the piece, where it has not got them."""
+    """What a function needs for a task. ``weights`` gives program and weights of the piece, where it has not got them.
+
+    ``more``: further blocks of its ``num_rows`` rows, each of which travels in a message of its own.
+    """
 
     version: int
     arrays: Mapping[str, Array]
     weights: Callable[[], tuple[dict[str, Any], Mapping[str, Array]]]
     wants: tuple[str, ...] = ()
     options: Mapping[str, float] = field(default_factory=dict)
+    num_rows: int = 0
+    more: tuple[Mapping[str, Array], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -372,19 +377,29 @@ class Post:
             self._wishing.popleft()
             function.wishes -= 1
             lease, work = found
-            has = (lease.key.piece, work.version) in function.held
-            program, weights = (None, {}) if has else work.weights()
-            arrays = {**work.arrays, **{f"w:{name}": value for name, value in weights.items()}}
-            lease_ms = round(1000 * (lease.deadline - lease.given))
-            header = wire.Task(
-                lease.key, lease.number, lease_ms, work.version, (), program, work.wants, dict(work.options)
-            )
-            if self._reply(function.identity, header, arrays):
-                self._count("tasks", work.arrays)
-                if weights:
-                    self._count("weights", weights)
-            else:
+            if not self._hand_out(function, lease, work):
                 self._lose(function.name)
+
+    def _hand_out(self, function: _Function, lease: Lease, work: Work) -> bool:
+        """Send a task, all blocks of its rows; False if the function is not there any more."""
+        has = (lease.key.piece, work.version) in function.held
+        program, weights = (None, {}) if has else work.weights()
+        arrays = {**work.arrays, **{f"w:{name}": value for name, value in weights.items()}}
+        lease_ms = round(1000 * (lease.deadline - lease.given))
+        header = wire.Task(
+            lease.key, lease.number, lease_ms, work.version, (), program, work.wants, dict(work.options),
+            work.num_rows, len(work.more),
+        )  # fmt: skip
+        if not self._reply(function.identity, header, arrays):
+            return False
+        self._count("tasks", work.arrays)
+        if weights:
+            self._count("weights", weights)
+        for block, rows in enumerate(work.more, start=1):
+            if not self._reply(function.identity, wire.More(lease.number, block, ()), rows):
+                return False
+            self._count("tasks", rows)
+        return True
 
     def _reply(self, identity: bytes, header: wire.Header, arrays: Mapping[str, Array] | None = None) -> bool:
         """False if the function is not there any more."""

@@ -37,6 +37,7 @@ from polyhop.serverless.graph_ops import Attention, Sum, graph_op
 from polyhop.serverless.intervals import Interval, Intervals
 from polyhop.serverless.post import Arrived, Broken, Done, Post, Work
 from polyhop.serverless.segments import Dense, Graph, Segment
+from polyhop.serverless.stream import cut
 from polyhop.serverless.tables import Ages, Table
 from polyhop.serverless.tasks import FUSES, SAVES, flat
 from polyhop.serverless.versions import Versions
@@ -60,6 +61,7 @@ class Settings:
     last_epoch: int | None = None  # none is begun after it
     fuses: bool = True  # the last piece and its gradient are one task
     remakes: bool = True  # gradients compute again what forward computed, instead of having it kept and sent
+    streams: bool = True  # rows of large tasks go in several messages
     dtype: torch.dtype = torch.float32
 
 
@@ -238,10 +240,14 @@ class Server:
         state = self._states[number]
         step = 2 * len(self._chain) - 1 - place if is_backward else place
         key, version = TaskKey(state.epoch, step, number, place, is_backward), state.version
+        first, *more = cut(rows) if self.settings.streams else [flat(rows)]
+        num_rows = self._by_number[number].num_rows
         self.post.offer(
             key,
-            Work(version, flat(rows), lambda: self.versions.of(place, version), wants, dict(options or {})),
-        )
+            Work(
+                version, first, lambda: self.versions.of(place, version), wants, dict(options or {}), num_rows, tuple(more)
+            ),
+        )  # fmt: skip
 
     def _came_back(self, done: Done) -> None:
         """A dense piece was computed."""

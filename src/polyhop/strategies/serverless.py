@@ -45,6 +45,7 @@ class Config:
     staleness: int | None = None  # None: pipe
     fuse_loss: bool = True
     rematerialise: bool = True
+    stream: bool = True
     function_launcher: str = "local"  # local | aws | ray
     function_name: str | None = None  # of AWS Lambda: name or ARN
     function_endpoint: str | None = None  # of AWS Lambda; None: the region's

@@ -7,7 +7,8 @@
     sums      gradients of rows of other servers
 
 Weights go to a function once for each piece and version; how often depends on who asks, so they are counted, not accounted.
-With faults tasks are sent again: counters are then above these figures, never below.
+With faults tasks are sent again: counters are then above these figures, never below. Large tasks go in several messages,
+of the same bytes (``stream``).
 
 Legend: n rows of an interval.
 """
@@ -25,6 +26,7 @@ from polyhop.comm import Cost
 from polyhop.serverless.graph_ops import Attention, Sum
 from polyhop.serverless.intervals import Interval
 from polyhop.serverless.segments import Dense, Graph, Segment
+from polyhop.serverless.stream import num_messages
 from polyhop.serverless.tasks import flat
 
 __all__ = ["Mode", "account"]
@@ -36,6 +38,7 @@ class Mode:
 
     fuses: bool = True
     remakes: bool = True
+    streams: bool = True
     value_bytes: int = 4
 
 
@@ -89,7 +92,7 @@ def _dense(segment: Dense, n: int, fixed: Mapping[str, Any], mode: Mode, is_last
     )
     saved = 0 if mode.remakes else size * n * sum(map(math.prod, program.saved_widths.values()))
     if is_last and mode.fuses:
-        return Cost({"tasks": rows, "results": gradients}, {"tasks": 1, "results": 1})
+        return _tasks(n, mode, [rows], [gradients])
     given = sum(
         size * n * math.prod(program.shapes[name]) for name in program.outputs if name not in program.sums
     )
@@ -98,6 +101,10 @@ def _dense(segment: Dense, n: int, fixed: Mapping[str, Any], mode: Mode, is_last
         for name in program.outputs
         if name in program.moving and name not in program.sums
     )
-    return Cost(
-        {"tasks": 2 * rows + saved + moving, "results": given + saved + gradients}, {"tasks": 2, "results": 2}
-    )
+    return _tasks(n, mode, [rows, rows + saved + moving], [given + saved, gradients])
+
+
+def _tasks(n: int, mode: Mode, sent: Sequence[int], got: Sequence[int]) -> Cost:
+    """Of tasks of n rows, by the bytes of each and of its result."""
+    messages = sum(num_messages(n, size) if mode.streams else 1 for size in sent)
+    return Cost({"tasks": sum(sent), "results": sum(got)}, {"tasks": messages, "results": len(got)})

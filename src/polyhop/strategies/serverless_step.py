@@ -52,6 +52,8 @@ class Options(FunctionOptions, Protocol):
     def fuse_loss(self) -> bool: ...
     @property
     def rematerialise(self) -> bool: ...
+    @property
+    def stream(self) -> bool: ...
 
 
 class ServerlessStep:
@@ -104,6 +106,7 @@ class ServerlessStep:
                 config.max_epochs - 1,
                 config.fuse_loss,
                 config.rematerialise,
+                config.stream,
                 placement.dtype,
             ),
             trace,
@@ -169,7 +172,8 @@ class ServerlessStep:
 
     def account(self) -> Cost:
         """Of an epoch without faults."""
-        mode = Mode(self._config.fuse_loss, self._config.rematerialise, self.server.settings.dtype.itemsize)
+        settings = self.server.settings
+        mode = Mode(settings.fuses, settings.remakes, settings.streams, settings.dtype.itemsize)
         return account(self._chain, self.server.ops, self.intervals.own, self._fixed, mode)
 
     def counted(self) -> Cost:
