@@ -93,6 +93,7 @@ GROUND = {
         "cluster",
         "crew",
         "edge_ops",
+        "edge_tasks",
         "function",
         "graph_ops",
         "intervals",

@@ -18,7 +18,8 @@ pytest.importorskip("awslambdaric")
 OWN = {
     "polyhop", "polyhop.errors", "polyhop.serverless",
     *(f"polyhop.serverless.{name}" for name in (
-        "aws_entry", "edge_ops", "function", "loss_ops", "ops", "program", "ragged", "secrets", "stream", "tasks", "tiles", "wire")),
+        "aws_entry", "edge_ops", "function", "loss_ops", "ops", "program", "ragged", "secrets", "stream", "tasks", "tiles",
+        "wire")),
 }  # fmt: skip
 OTHERS = {"awslambdaric", "msgspec", "numpy", "numpy.libs", "pyzmq.libs", "simplejson", "zmq"}
 

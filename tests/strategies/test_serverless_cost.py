@@ -54,6 +54,38 @@ def test_counted_as_accounted(
         assert weights.bytes["weights"] > 0
 
 
+@pytest.mark.parametrize("remakes", [True, False])
+@pytest.mark.parametrize("name", ["gat", "gat-bare"])
+def test_attention_weights_of_functions_are_accounted(
+    make_graph: MakeGraph, monkeypatch: Any, name: str, remakes: bool
+) -> None:
+    graph = make_graph(80)
+    more: Any = {"rematerialise": remakes}
+    here = costs(graph, monkeypatch, name, 2, **more)
+    for (accounted, counted, _), (on_server, _, _) in zip(
+        costs(graph, monkeypatch, name, 2, edge_functions=True, **more), here, strict=True
+    ):
+        assert counted == accounted * EPOCHS
+        for kind in ("rows", "sums"):  # what crosses between servers is the same
+            assert accounted.bytes[kind] == on_server.bytes[kind]
+        assert (
+            accounted.messages["tasks"] - on_server.messages["tasks"] == 2 * 2 * 4
+        )  # ways, layers, intervals
+
+
+def test_bytes_of_attention_weights_by_hand(make_graph: MakeGraph, monkeypatch: Any) -> None:
+    """One interval, all edges in it: 2 layers of 2 heads, doubles, int32 indices, loops added at 80 nodes."""
+    graph = make_graph(80)
+    given: Any = {"intervals": 1}
+    ((plain, _, _),) = costs(graph, monkeypatch, "gat", 1, **given)
+    ((edges, _, _),) = costs(graph, monkeypatch, "gat", 1, edge_functions=True, **given)
+    num_edges, v = graph.num_edges, 8 * 2
+    given_once = 8 * 81 + 4 * num_edges + v * (80 + 80)
+    weights = v * (num_edges + 80)
+    assert edges.bytes["tasks"] - plain.bytes["tasks"] == 2 * (2 * given_once + weights)
+    assert edges.bytes["results"] - plain.bytes["results"] == 2 * (weights + v * (80 + 80))
+
+
 @pytest.mark.parametrize("options", [{}, {"fuse_loss": False, "rematerialise": False}, {"stream": False}],
                          ids=str)  # fmt: skip
 @pytest.mark.parametrize("sparse", [False, True])

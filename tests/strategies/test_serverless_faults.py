@@ -120,6 +120,22 @@ def test_a_kind_of_fault_changes_nothing(make_graph: MakeGraph, monkeypatch: Any
     assert_bits(found, expected)
 
 
+def test_attention_weights_of_functions_have_the_same_bits(make_graph: MakeGraph, monkeypatch: Any) -> None:
+    """For any number of functions, with faults of every kind, fused or not, kept or computed again."""
+    graph = make_graph(80)
+    given: dict[str, Any] = {"name": "gat", "epochs": 3, "edge_functions": True}
+    expected, _ = trained(graph, ThreadLauncher, monkeypatch, functions=1, **given)
+    for more in ({"functions": 5}, {"fuse_loss": False, "rematerialise": False}):
+        assert_bits(trained(graph, ThreadLauncher, monkeypatch, **given, **more)[0], expected)
+
+    def faulty(order: Any) -> Any:
+        return FaultyLauncher(order, seed=1, rate=0.3)
+
+    found, (launcher,) = trained(graph, faulty, monkeypatch, **given, functions=4)
+    assert sum(n for kind, n in launcher.counts.items() if kind != "none") > 10
+    assert_bits(found, expected)
+
+
 @pytest.mark.slow
 def test_a_thousand_faults_lose_nothing(make_graph: MakeGraph, monkeypatch: Any) -> None:
     """Two servers, GAT, every kind at once."""

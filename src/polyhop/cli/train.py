@@ -333,6 +333,14 @@ def command(
             rich_help_panel="Ranks",
         ),
     ] = "pipe",
+    edge_functions: Annotated[
+        bool,
+        typer.Option(
+            "--edge-functions",
+            help="Functions of strategy serverless compute attention weights too (GAT): more bytes, less work for ranks.",
+            rich_help_panel="Ranks",
+        ),
+    ] = False,
     exact_layers: Annotated[
         bool,
         typer.Option(
@@ -490,6 +498,7 @@ def command(
         "function_name": function_name,
         "intervals": intervals,
         "staleness": None if staleness == "pipe" else int(staleness) if staleness.isdecimal() else staleness,
+        "edge_functions": edge_functions,
         "exact_layers": exact_layers,
         "memory": memory,
     }

@@ -46,6 +46,7 @@ class Config:
     fuse_loss: bool = True
     rematerialise: bool = True
     stream: bool = True
+    edge_functions: bool = False  # attention weights of GAT are tasks too
     function_launcher: str = "local"  # local | aws | ray
     function_name: str | None = None  # of AWS Lambda: name or ARN
     function_endpoint: str | None = None  # of AWS Lambda; None: the region's

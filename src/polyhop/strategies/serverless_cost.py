@@ -1,8 +1,9 @@
 """What a graph server of strategy ``serverless`` sends and gets in an epoch, from its chain and its intervals alone.
 
     tasks     rows (and labels) of every dense piece, forward and backward; gradients of what it gave; what forward saved,
-              where it is not computed again
-    results   what dense pieces give; gradients of their rows and of their weights
+              where it is not computed again. Where functions compute attention weights: edges and scores of an interval,
+              each time, and gradients of the weights
+    results   what dense pieces give; gradients of their rows and of their weights. Attention weights, gradients of scores
     rows      rows that other servers read (SC)
     sums      gradients of rows of other servers
 
@@ -23,7 +24,8 @@ from typing import Any
 import numpy as np
 
 from polyhop.comm import Cost
-from polyhop.serverless.graph_ops import Attention, Sum
+from polyhop.serverless.edge_tasks import EdgeAttention
+from polyhop.serverless.graph_ops import GraphOp
 from polyhop.serverless.intervals import Interval
 from polyhop.serverless.segments import Dense, Graph, Segment
 from polyhop.serverless.stream import num_messages
@@ -44,7 +46,7 @@ class Mode:
 
 def account(
     chain: Sequence[Segment],
-    ops: Mapping[int, Sum | Attention],
+    ops: Mapping[int, GraphOp],
     intervals: Sequence[Interval],
     fixed: Mapping[int, Mapping[str, Any]],
     mode: Mode,
@@ -62,7 +64,7 @@ def account(
     return total
 
 
-def _crossing(segment: Graph, op: Sum | Attention, before: Segment, interval: Interval, mode: Mode) -> Cost:
+def _crossing(segment: Graph, op: GraphOp, before: Segment, interval: Interval, mode: Mode) -> Cost:
     if not segment.has_gradient:
         return Cost()
     assert isinstance(before, Dense)
@@ -70,6 +72,10 @@ def _crossing(segment: Graph, op: Sum | Attention, before: Segment, interval: In
     lent, back = (sum(rows.numel() for rows in each.values()) for each in (interval.lent, interval.back))
     found = {"rows": row * lent, "sums": row * back}
     messages = {"rows": len(interval.lent), "sums": len(interval.back)}
+    if isinstance(op, EdgeAttention):
+        sent, got = op.task_bytes(interval, mode.value_bytes, mode.remakes)
+        found |= {"tasks": sum(sent), "results": sum(got)}
+        messages |= {"tasks": len(sent), "results": len(got)}
     return Cost(
         {kind: size for kind, size in found.items() if size},
         {kind: count for kind, count in messages.items() if count},

@@ -15,6 +15,7 @@ from polyhop.comm import Collective, Cost
 from polyhop.errors import ConfigError
 from polyhop.graph import SharedGraph, Sizes, SparseRows
 from polyhop.kernels.keys import Key
+from polyhop.nn import GATConv
 from polyhop.serverless.crew import Crew, Launcher
 from polyhop.serverless.function import Order
 from polyhop.serverless.intervals import Intervals, cut_intervals
@@ -54,6 +55,8 @@ class Options(FunctionOptions, Protocol):
     def rematerialise(self) -> bool: ...
     @property
     def stream(self) -> bool: ...
+    @property
+    def edge_functions(self) -> bool: ...
 
 
 class ServerlessStep:
@@ -88,6 +91,11 @@ class ServerlessStep:
             scale=1.0 / count,
         )
         layers = list(model.convs if hasattr(model, "convs") else model.layers)  # type: ignore[arg-type]
+        if config.edge_functions and not any(isinstance(layer, GATConv) for layer in layers):
+            raise ConfigError(
+                f"edge_functions=True: {type(model).__name__} has no attention whose weights functions could compute; "
+                "leave it out (--edge-functions), or train a GAT"
+            )
         self.intervals = cut_intervals(part, whole.host_block, config.intervals, line)
         self._chain, self._fixed = chain, _fixed(chain, layers, self.intervals, whole, part.y, train_ids)
         launching = Launching(config)
@@ -107,6 +115,7 @@ class ServerlessStep:
                 config.fuse_loss,
                 config.rematerialise,
                 config.stream,
+                config.edge_functions,
                 placement.dtype,
             ),
             trace,
