@@ -2,6 +2,9 @@
 
 tasks_per_s_4mb   two functions, 4 MB each way, add a row to each row
 empty_task_ms     one function that asks for a task when it has done one; tasks of one row of one column
+streaming_speedup one function, one task at a time: 16 MB of rows in one message, and in several of which the first are
+                  computed while the others come (602 -> 128 columns). Both ways in turn, each turn's ratio
+streaming_rate    the same with tasks enough that the next is always on its way: there is less to gain
 recovery_s        from kill -9 of the only function that has a task to the result, brought by another that waits: by its
                   lease (nobody tells the server of the death), and when the launcher tells it
 """
@@ -13,6 +16,7 @@ import signal
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -24,11 +28,14 @@ from polyhop.serverless.local import LocalLauncher
 from polyhop.serverless.post import Done, Keys, Post, Work
 from polyhop.serverless.program import Call, Program, Row
 from polyhop.serverless.secrets import KeyPair
+from polyhop.serverless.stream import cut
+from polyhop.serverless.tasks import flat
 from polyhop.serverless.wire import TaskKey
 
 __all__ = ["run"]
 
 COLUMNS = 256
+WIDE, WIDE_ROWS = 602, 6976
 LEASE_S = 1.0
 LATENCY_S = 0.15  # of a task, so that a function can be killed while it has it; part of what is told
 QUIET = 0.3
@@ -46,6 +53,7 @@ def run(*, is_quick: bool) -> Iterator[Figure]:
     alone = [1000 / _rate(1, 1, 1, 10 * tasks) for _ in range(turns)]
     told = f"1 function, one value, 2 wishes open; turns: {', '.join(f'{each:.2f}' for each in alone)}{busy}"
     yield Figure("empty_task_ms", statistics.median(alone), "ms", told, at_most=1.0)
+    yield from _streaming(tasks, busy)
     for name, is_told in (("recovery_by_lease_s", False), ("recovery_when_told_s", True)):
         took = [_recovery(is_told) for _ in range(turns)]
         details = f"kill -9 to result, lease of {LEASE_S:g} s; turns: {', '.join(f'{each:.2f}' for each in took)}{busy}"
@@ -73,9 +81,50 @@ def _open(terms: Terms, latency_s: float = 0.0) -> tuple[Post, LocalLauncher]:
 
 def _offer(post: Post, number: int, rows: int, columns: int) -> None:
     program = _program(columns)
-    x = np.ones((rows, columns), np.float32)
+    first, *more = cut({"x": np.ones((rows, columns), np.float32)})
     weights = {"b": np.ones(columns, np.float32)}
-    post.offer(TaskKey(0, 0, number, 0, False), Work(0, {"x": x}, lambda: (program.to_plain(), weights)))
+    work = Work(0, first, lambda: (program.to_plain(), weights), num_rows=rows, more=tuple(more))
+    post.offer(TaskKey(0, 0, number, 0, False), work)
+
+
+def _streaming(tasks: int, busy: str) -> Iterator[Figure]:
+    """Rows of large tasks in one message or in several."""
+    rng = np.random.default_rng(0)
+    rows = {"x": rng.standard_normal((WIDE_ROWS, WIDE)).astype(np.float32)}
+    weights = {"w": rng.standard_normal((128, WIDE)).astype(np.float32)}
+    program = Program({"x": Row((WIDE,))}, {"w": (128, WIDE)}, (Call("linear", ("x", "w"), ("y",)),), ("y",))
+    ways = {"one": [flat(rows)], "several": cut(rows)}
+    numbers = count()
+    post, launcher = _open(Terms())
+
+    def took(way: str, at_once: int) -> float:
+        first, *more = ways[way]
+        start = time.perf_counter()
+        for _ in range(at_once):
+            key = TaskKey(0, 0, next(numbers), 0, False)
+            post.offer(
+                key,
+                Work(0, first, lambda: (program.to_plain(), weights), num_rows=WIDE_ROWS, more=tuple(more)),
+            )
+        for _ in range(at_once):
+            assert isinstance(post.inbox.get(timeout=60), Done)
+        return time.perf_counter() - start
+
+    try:
+        launcher.ensure(1)
+        _until(lambda: post.messages["Pull"] >= 2)
+        for name, at_once, turns, bound in (
+            ("streaming_speedup", 1, tasks // 2, 1.1),
+            ("streaming_rate", 10, max(tasks // 20, 3), 0.9),
+        ):
+            pairs = [(took("one", at_once), took("several", at_once)) for _ in range(turns)]
+            one, several = (1000 * statistics.median(each) / at_once for each in zip(*pairs, strict=True))
+            told = f"16 MB, {at_once} at a time, 1 and {len(ways['several'])} messages; {turns} turns: "
+            told += f"{one:.1f} and {several:.1f} ms{busy}"
+            yield Figure(name, statistics.median(a / b for a, b in pairs), "x", told, at_least=bound)
+    finally:
+        post.close()
+        launcher.close()
 
 
 def _until(is_so: Callable[[], Any], seconds: float = 60.0) -> None:

@@ -18,6 +18,7 @@ from polyhop.serverless.channel import Channel
 from polyhop.serverless.function import Order
 from polyhop.serverless.local import Ended
 from polyhop.serverless.secrets import Entry, KeyPair, guarded
+from polyhop.serverless.stream import Arrivals
 
 __all__ = ["FAULTS", "FaultyLauncher", "ThreadLauncher", "dialled", "entered"]
 
@@ -128,7 +129,7 @@ class FaultyLauncher(ThreadLauncher):
     def _misbehave(self, order: Order, stop: threading.Event) -> None:
         context = zmq.Context()
         channel: Channel | None = None
-        weights, held = honest._Weights(), list[Any]()
+        weights, held, arrivals = honest._Weights(), list[Any](), Arrivals()
         try:
             channel = entered(context, order)
             channel.send(wire.pack(wire.Pull()))
@@ -144,10 +145,17 @@ class FaultyLauncher(ThreadLauncher):
                 if fault == "die before":
                     return
                 program, known = weights.of(header, arrays)
-                rows = {name: value for name, value in arrays.items() if not name.startswith("w:")}
+                arrival = arrivals.begin(header, arrays)
+                while not arrival.is_complete:
+                    if stop.is_set() or not channel.poll(5.0):
+                        return
+                    more, block = wire.unpack(channel.receive())
+                    if isinstance(more, wire.More):
+                        arrivals.put(more, block)
                 found, values = honest.run_task(
-                    program, header.key.is_backward, rows, known, header.wants, header.options
-                )
+                    program, header.key.is_backward, arrival.rows(lambda are_there: None), known, header.wants,
+                    header.options, num_rows=header.num_rows,
+                )  # fmt: skip
                 push = wire.pack(wire.Push(header.key, header.lease, (), 0.0, 0.0, values), found)
                 if fault == "hang":
                     stop.wait(0.4)

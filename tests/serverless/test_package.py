@@ -18,8 +18,8 @@ pytest.importorskip("awslambdaric")
 OWN = {
     "polyhop", "polyhop.errors", "polyhop.serverless",
     *(f"polyhop.serverless.{name}" for name in (
-        "aws_entry", "channel", "edge_ops", "function", "loss_ops", "ops", "program", "ragged", "sealed", "secrets", "tasks",
-        "tiles", "wire")),
+        "aws_entry", "channel", "edge_ops", "function", "loss_ops", "ops", "program", "ragged", "sealed", "secrets",
+        "stream", "tasks", "tiles", "wire")),
 }  # fmt: skip
 OTHERS = {
     "awslambdaric",

@@ -25,6 +25,8 @@ MESSAGES: list[wire.Header] = [
     wire.Hello("job", "f-1", wire.PROTOCOL, 192, 900_000),
     wire.Pull(((0, 3), (1, 3))),
     wire.Task(KEY, 7, 5000, 3, (), {"calls": []}, ("z",), {"scale": 0.5}),
+    wire.Task(KEY, 8, 5000, 3, (), None, ("z",), {}, 3000, 2),
+    wire.More(8, 1, ()),
     wire.Push(KEY, 7, (), 1.5, 0.5, {"loss": 2.0}),
     wire.Failed(KEY, 7, "no such piece"),
     wire.Ack(7, "ok"),

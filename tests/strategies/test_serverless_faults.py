@@ -22,6 +22,7 @@ import torch
 
 from polyhop.comm import run_in_threads
 from polyhop.graph import Graph
+from polyhop.serverless import stream
 from polyhop.serverless.ledger import Terms
 from polyhop.serverless.server import ServerlessError
 from polyhop.strategies import serverless_step
@@ -88,6 +89,26 @@ def test_fusing_and_computing_again_change_no_bit(
     assert_bits(trained(graph, ThreadLauncher, monkeypatch, name=name, **options)[0], expected)
 
 
+@pytest.mark.parametrize("options", [{}, {"fuse_loss": False, "rematerialise": False}], ids=str)
+@pytest.mark.parametrize("name", ["sage", "gat"])
+def test_large_tasks_in_several_messages_have_the_same_bits(
+    make_graph: MakeGraph, monkeypatch: Any, name: str, options: dict[str, bool]
+) -> None:
+    """Sparse inputs, intervals of 1500 rows in blocks of a tile; also where functions die in the middle."""
+    monkeypatch.setattr(stream, "BLOCK_BYTES", 1 << 14)
+    graph = make_graph(3000, sparse=True)
+    given: dict[str, Any] = {"name": name, "intervals": 2, "epochs": 2, **options}
+    expected, _ = trained(graph, ThreadLauncher, monkeypatch, stream=False, **given)
+    assert_bits(trained(graph, ThreadLauncher, monkeypatch, **given)[0], expected)
+
+    def faulty(order: Any) -> Any:
+        return FaultyLauncher(order, seed=2, rate=0.3, kinds=("die before", "die after"), silent=False)
+
+    found, (launcher,) = trained(graph, faulty, monkeypatch, **given)
+    assert sum(launcher.counts[kind] for kind in ("die before", "die after")) > 2
+    assert_bits(found, expected)
+
+
 @pytest.mark.parametrize("kind", FAULTS)
 def test_a_kind_of_fault_changes_nothing(make_graph: MakeGraph, monkeypatch: Any, kind: str) -> None:
     graph = make_graph(80)
@@ -98,6 +119,22 @@ def test_a_kind_of_fault_changes_nothing(make_graph: MakeGraph, monkeypatch: Any
 
     found, (launcher,) = trained(graph, faulty, monkeypatch, epochs=3)
     assert launcher.counts[kind] > 2
+    assert_bits(found, expected)
+
+
+def test_attention_weights_of_functions_have_the_same_bits(make_graph: MakeGraph, monkeypatch: Any) -> None:
+    """For any number of functions, with faults of every kind, fused or not, kept or computed again."""
+    graph = make_graph(80)
+    given: dict[str, Any] = {"name": "gat", "epochs": 3, "edge_functions": True}
+    expected, _ = trained(graph, ThreadLauncher, monkeypatch, functions=1, **given)
+    for more in ({"functions": 5}, {"fuse_loss": False, "rematerialise": False}):
+        assert_bits(trained(graph, ThreadLauncher, monkeypatch, **given, **more)[0], expected)
+
+    def faulty(order: Any) -> Any:
+        return FaultyLauncher(order, seed=1, rate=0.3)
+
+    found, (launcher,) = trained(graph, faulty, monkeypatch, **given, functions=4)
+    assert sum(n for kind, n in launcher.counts.items() if kind != "none") > 10
     assert_bits(found, expected)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -35,7 +36,13 @@ def seen(step: Any) -> tuple[Ages, int, list[int]]:
 
 
 def trained(
-    graph: Graph, monkeypatch: Any, staleness: int | None, epochs: int, ranks: int = 2, **options: Any
+    graph: Graph,
+    monkeypatch: Any,
+    staleness: int | None,
+    epochs: int,
+    ranks: int = 2,
+    name: str = "gcn-3",
+    **options: Any,
 ) -> list[Any]:
     """Functions that are late at random; and in some epochs one interval takes long, so that others get ahead of it."""
 
@@ -48,7 +55,7 @@ def trained(
     monkeypatch.setattr(serverless_step, "LocalLauncher", late)
     monkeypatch.setattr(serverless_step, "TERMS", PATIENT)
     given = {"intervals": 5, "functions": 3, "staleness": staleness, **options}
-    return run_in_threads(ranks, on_rank, graph, "gcn-3", 0.2, epochs, given, seen)
+    return run_in_threads(ranks, on_rank, graph, name, 0.2, epochs, given, seen)
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 2])
@@ -66,6 +73,17 @@ def test_ages_are_bounded_and_the_bound_is_reached(
     losses = found[0][0]
     assert found[1][0] == losses
     assert losses[-1] < 0.95 * losses[0]
+
+
+def test_attention_weights_of_functions_keep_the_bound(make_graph: MakeGraph, monkeypatch: Any) -> None:
+    """Rows are read once, for a task and for the sum that follows it, whatever has come meanwhile."""
+    found = trained(make_graph(80), monkeypatch, 1, 5, name="gat", edge_functions=True)
+    ages = [each[2][0] for each in found]
+    assert max(each.oldest for each in ages) == 2
+    for each in ages:
+        assert set(each.seen) <= set(range(-1, 3))
+    assert found[0][0] == found[1][0]
+    assert all(math.isfinite(loss) for loss in found[0][0])
 
 
 @pytest.mark.slow

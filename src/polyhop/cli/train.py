@@ -384,6 +384,14 @@ def command(
             rich_help_panel="Ranks",
         ),
     ] = 1,
+    edge_functions: Annotated[
+        bool,
+        typer.Option(
+            "--edge-functions",
+            help="Functions of strategy serverless compute attention weights too (GAT): more bytes, less work for ranks.",
+            rich_help_panel="Ranks",
+        ),
+    ] = False,
     exact_layers: Annotated[
         bool,
         typer.Option(
@@ -547,6 +555,7 @@ def command(
         "intervals": intervals,
         "staleness": None if staleness == "pipe" else int(staleness) if staleness.isdecimal() else staleness,
         "weight_steps": weight_steps,
+        "edge_functions": edge_functions,
         "exact_layers": exact_layers,
         "memory": memory,
     }

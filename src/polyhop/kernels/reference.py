@@ -18,6 +18,7 @@ __all__ = [
     "DRAW_METHODS",
     "WIDTHS",
     "attention",
+    "attention_mask",
     "dequantise_rows",
     "draw",
     "dropout",
@@ -133,12 +134,12 @@ def attention(
     total = torch.zeros(num_dst, heads, dtype=dtype, device=x.device).index_add(0, dst, power)
     alpha = power / total[dst]
     if dropout_p > 0:
-        alpha = alpha * _attention_mask(block, src, dst, heads, dropout_p, dropout_key).to(dtype)
+        alpha = alpha * attention_mask(block, src, dst, heads, dropout_p, dropout_key).to(dtype)
     out = torch.zeros(num_dst, heads, channels, dtype=dtype, device=x.device)
     return out.index_add(0, dst, alpha[:, :, None] * x[src].to(dtype)).to(x.dtype)
 
 
-def _attention_mask(block: Any, src: Tensor, dst: Tensor, heads: int, p: float, key: int) -> Tensor:
+def attention_mask(block: Any, src: Tensor, dst: Tensor, heads: int, p: float, key: int) -> Tensor:
     """float64 [E, H]: 0 or 1 / (1 - p), keyed by destination, source and head."""
     src_ids = src if block.src_ids is None else block.src_ids[src]
     dst_ids = block.dst_ids()[dst]

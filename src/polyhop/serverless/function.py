@@ -1,8 +1,9 @@
 """The function: a short-lived worker that dials out to one server, asks for tasks, computes them and brings the results.
 
 It keeps nothing that matters: weights it was sent (by version, to save bytes) and a connection. It may die, hang, or be
-started twice at any moment. While it computes one task the next one is on its way (``prefetch`` wishes at a time). It
-asks for no more when its time is nearly up, when it is told to stop, or when nothing came for ``idle_s``.
+started twice at any moment. While it computes one task the next one is on its way (``prefetch`` wishes at a time), and so
+are later rows of the one that it computes (``stream``). It asks for no more when its time is nearly up, when it is told to
+stop, or when nothing came for ``idle_s``; rows that do not come by then are not waited for.
 
 Run as ``python -m polyhop.serverless.function`` with its order (JSON, one line) on standard input; one that is ``tied``
 ends as soon as its standard input does, so that it does not outlive its server, wherever it runs. On other platforms
@@ -23,11 +24,12 @@ from typing import Any
 
 import zmq
 
-from polyhop.errors import ConfigError, PolyhopError
+from polyhop.errors import ConfigError, InputError, PolyhopError
 from polyhop.serverless import wire
 from polyhop.serverless.channel import Channel
 from polyhop.serverless.program import Program
 from polyhop.serverless.secrets import Entry, KeyPair
+from polyhop.serverless.stream import Arrival, Arrivals
 from polyhop.serverless.tasks import run_task
 from polyhop.serverless.wire import Array, WireError
 
@@ -113,7 +115,7 @@ class _Weights:
             while len(self._kept) > _KEPT_WEIGHTS:
                 self._kept.popitem(last=False)
         if name not in self._kept:
-            raise WireError(f"no weights of piece {name[0]}, version {name[1]}")
+            raise InputError(f"no weights of piece {name[0]}, version {name[1]}")
         self._kept.move_to_end(name)
         return self._kept[name]
 
@@ -141,15 +143,18 @@ def work(
         context.term()
 
 
+class _RowsMissingError(Exception):
+    """Rows of a task will not come in time."""
+
+
 class _Worker:
     def __init__(
         self, order: Order, channel: Channel, left: Callable[[], float], clock: Callable[[], float]
     ) -> None:
         self._order, self._channel, self._left, self._clock = order, channel, left, clock
         self._weights, self._done, self._longest = _Weights(), Summary(), 0.0
-        self._waiting: deque[tuple[float, wire.Task, dict[str, Array]]] = (
-            deque()
-        )  # (not before, task, arrays)
+        self._waiting: deque[tuple[float, Arrival]] = deque()  # (not before, task)
+        self._arrivals, self._waited_s = Arrivals(), 0.0  # for rows of the task that is computed
         self._wishes = 0
 
     def run(self) -> Summary:
@@ -161,8 +166,7 @@ class _Worker:
             self._receive(self._patience(idle_since))
             if self._waiting and self._waiting[0][0] <= self._clock():
                 parked = self._clock() - idle_since
-                _, task, arrays = self._waiting.popleft()
-                self._serve(task, arrays, parked)
+                self._serve(self._waiting.popleft()[1], parked)
                 idle_since = self._clock()
             elif not self._waiting and self._clock() - idle_since >= order.idle_s:
                 self._done.reason = "idle"
@@ -186,7 +190,10 @@ class _Worker:
             header, arrays = wire.unpack(self._channel.receive())
             if isinstance(header, wire.Task):
                 self._wishes -= 1
-                self._waiting.append((self._clock() + self._order.latency_s, header, arrays))
+                arrival = self._arrivals.begin(header, arrays)
+                self._waiting.append((self._clock() + self._order.latency_s, arrival))
+            elif isinstance(header, wire.More):
+                self._arrivals.put(header, arrays)
             elif isinstance(header, wire.Stop):
                 self._done.reason = header.reason
             elif isinstance(header, wire.Ack):
@@ -194,23 +201,42 @@ class _Worker:
             else:
                 raise WireError(f"{type(header).__name__} from a server")
 
-    def _serve(self, task: wire.Task, arrays: dict[str, Array], parked_s: float) -> None:
+    def _wait_for_rows(self, are_there: Callable[[], bool]) -> None:
+        """Until rows of the task have come. Whoever is told to stop gets no more: they would have come before."""
         start = self._clock()
+        while not are_there():
+            patience = min(start + self._order.idle_s - self._clock(), self._left() - _LEAVING_S)
+            if self._done.reason or patience <= 0:
+                raise _RowsMissingError("time" if self._left() < _LEAVING_S else "idle")
+            self._receive(patience)
+        self._waited_s += self._clock() - start
+
+    def _serve(self, arrival: Arrival, parked_s: float) -> None:
+        task, start, self._waited_s = arrival.task, self._clock(), 0.0
         try:
-            program, weights = self._weights.of(task, arrays)
-            rows = {name: value for name, value in arrays.items() if not name.startswith("w:")}
-            found, values = run_task(program, task.key.is_backward, rows, weights, task.wants, task.options)
+            program, weights = self._weights.of(task, arrival.arrays)
+            rows = arrival.rows(self._wait_for_rows)
+            found, values = run_task(
+                program, task.key.is_backward, rows, weights, task.wants, task.options, num_rows=task.num_rows
+            )
+        except _RowsMissingError as why:
+            self._done.reason = self._done.reason or str(why)
+            return
+        except WireError:  # of what came meanwhile: the server is none of ours
+            raise
         except Exception as error:  # told to the server, which decides
             self._done.failed += 1
             self._send(wire.Failed(task.key, task.lease, f"{type(error).__name__}: {error}"))
         else:
-            busy = self._clock() - start
-            self._longest = max(self._longest, busy)
+            took = self._clock() - start
+            busy, parked_s = took - self._waited_s, parked_s + self._waited_s
+            self._longest = max(self._longest, took)
             self._done.tasks += 1
             self._done.busy_ms += 1000 * busy
             self._done.parked_ms += 1000 * parked_s
             push = wire.Push(task.key, task.lease, (), 1000 * busy, 1000 * parked_s, values)
             self._channel.send(wire.pack(push, found))
+        arrival.drop()
         self._wish()
 
     def _wish(self) -> None:

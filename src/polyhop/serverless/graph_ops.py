@@ -1,7 +1,8 @@
 """Graph operations of a server on one interval: what its destinations gather, and what goes back for the rows they read.
 
 Sums know their gradient without having kept anything: it is the sum over the transposed edges. Attention keeps the rows
-that it read until its gradient is asked for, since rows of a table may be overwritten before.
+that it read until its gradient is asked for, since rows of a table may be overwritten before. ``EdgeAttention`` leaves its
+per-edge part to functions.
 
 Legend: D rows of an interval, S sources of it.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,10 +21,11 @@ from polyhop.kernels import spmm
 from polyhop.kernels.keys import Key
 from polyhop.nn.conv import GATConv
 from polyhop.nn.layer import Layer
+from polyhop.serverless.edge_tasks import EdgeAttention
 from polyhop.serverless.intervals import Interval
 from polyhop.serverless.segments import Graph
 
-__all__ = ["Attention", "Gathered", "Sum", "graph_op"]
+__all__ = ["Attention", "Gathered", "GraphOp", "Sum", "graph_op"]
 
 Gathered = tuple[Tensor, Any]
 """What was gathered [D, columns], and what its gradient needs."""
@@ -119,6 +121,11 @@ class Attention:
         return {self._m: m, self._src: src}, {self._dst: dst}
 
 
-def graph_op(layer: Layer, segment: Graph) -> Sum | Attention:
-    """How a server runs a graph operation of the chain."""
-    return Attention(layer, segment.layer, segment) if isinstance(layer, GATConv) else Sum(layer, segment)
+GraphOp: TypeAlias = Sum | Attention | EdgeAttention
+
+
+def graph_op(layer: Layer, segment: Graph, edge_functions: bool = False) -> GraphOp:
+    """How a server runs a graph operation of the chain. ``edge_functions``: attention weights are tasks of functions."""
+    if not isinstance(layer, GATConv):
+        return Sum(layer, segment)
+    return (EdgeAttention if edge_functions else Attention)(layer, segment.layer, segment)

@@ -25,7 +25,7 @@ import zmq
 from zmq.utils import z85
 
 from polyhop.serverless import wire
-from polyhop.serverless.ledger import OK, Ledger, Terms
+from polyhop.serverless.ledger import OK, Lease, Ledger, Terms
 from polyhop.serverless.sealed import SEAL_BYTES, Sealer, SealError, Session
 from polyhop.serverless.secrets import FUNCTION, SERVER, Entry, KeyPair, guarded
 from polyhop.serverless.timesheets import Timesheets
@@ -57,7 +57,8 @@ class Keys:
 class Work:
     """What a function needs for a task. ``weights`` gives program and weights of the piece, where it has not got them.
 
-    ``version`` is asked for when the task is given out, not before.
+    ``version`` is asked for when the task is given out, not before. ``more``: further blocks of its ``num_rows`` rows, each
+    of which travels in a message of its own.
     """
 
     version: SupportsInt
@@ -65,6 +66,8 @@ class Work:
     weights: Callable[[], tuple[dict[str, Any], Mapping[str, Array]]]
     wants: tuple[str, ...] = ()
     options: Mapping[str, float] = field(default_factory=dict)
+    num_rows: int = 0
+    more: tuple[Mapping[str, Array], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -407,20 +410,30 @@ class Post:
             self._wishing.popleft()
             function.wishes -= 1
             lease, work = found
-            version = int(work.version)
-            has = (lease.key.piece, version) in function.held
-            program, weights = (None, {}) if has else work.weights()
-            arrays = {**work.arrays, **{f"w:{name}": value for name, value in weights.items()}}
-            lease_ms = round(1000 * (lease.deadline - lease.given))
-            header = wire.Task(
-                lease.key, lease.number, lease_ms, version, (), program, work.wants, dict(work.options)
-            )
-            if self._reply(function, header, arrays):
-                self._count("tasks", work.arrays)
-                if weights:
-                    self._count("weights", weights)
-            else:
+            if not self._hand_out(function, lease, work):
                 self._lose(function.name)
+
+    def _hand_out(self, function: _Function, lease: Lease, work: Work) -> bool:
+        """Send a task, all blocks of its rows; False if the function is not there any more."""
+        version = int(work.version)
+        has = (lease.key.piece, version) in function.held
+        program, weights = (None, {}) if has else work.weights()
+        arrays = {**work.arrays, **{f"w:{name}": value for name, value in weights.items()}}
+        lease_ms = round(1000 * (lease.deadline - lease.given))
+        header = wire.Task(
+            lease.key, lease.number, lease_ms, version, (), program, work.wants, dict(work.options),
+            work.num_rows, len(work.more),
+        )  # fmt: skip
+        if not self._reply(function, header, arrays):
+            return False
+        self._count("tasks", work.arrays)
+        if weights:
+            self._count("weights", weights)
+        for block, rows in enumerate(work.more, start=1):
+            if not self._reply(function, wire.More(lease.number, block, ()), rows):
+                return False
+            self._count("tasks", rows)
+        return True
 
     def _reply(
         self, function: _Function, header: wire.Header, arrays: Mapping[str, Array] | None = None

@@ -4,7 +4,8 @@
                       those of sparse rows are computed here
     graph operation   rows published here and sent to servers that read them (SC); once those that the interval reads are
                       there, gathered (GA). Backward: gradients of what was read go to whoever owns it; once all readers of
-                      the interval's rows have given theirs, they are summed
+                      the interval's rows have given theirs, they are summed. Attention weights may be a task between
+                      reading and gathering, and their gradient one before giving back (AE)
 
 Intervals are at different places at the same time, so that functions compute while the server gathers. ``staleness`` None
 (``pipe``): an interval gathers when all rows that it reads are of its epoch: the numbers of one process. S >= 0: it
@@ -36,10 +37,12 @@ from polyhop.kernels import dropout
 from polyhop.kernels.keys import Key, Purpose
 from polyhop.nn.layer import Layer
 from polyhop.serverless import wire
-from polyhop.serverless.graph_ops import Attention, Sum, graph_op
+from polyhop.serverless.edge_tasks import EdgeAttention
+from polyhop.serverless.graph_ops import GraphOp, graph_op
 from polyhop.serverless.intervals import Interval, Intervals
 from polyhop.serverless.post import Arrived, Broken, Done, Post, Work
 from polyhop.serverless.segments import Dense, Graph, Segment
+from polyhop.serverless.stream import cut
 from polyhop.serverless.tables import Ages, Table
 from polyhop.serverless.tasks import FUSES, SAVES, flat
 from polyhop.serverless.tiles import backward, forward
@@ -64,6 +67,8 @@ class Settings:
     last_epoch: int | None = None  # none is begun after it
     fuses: bool = True  # the last piece and its gradient are one task
     remakes: bool = True  # gradients compute again what forward computed, instead of having it kept and sent
+    streams: bool = True  # rows of large tasks go in several messages
+    edge_functions: bool = False  # attention weights are computed by functions
     dtype: torch.dtype = torch.float32
     num_groups: int = 1  # of intervals, each with a step of the weights of its own
 
@@ -112,10 +117,15 @@ class Server:
     ) -> None:
         self.settings, self.post, self.intervals, self.ages = settings, post, intervals, Ages()
         self._chain, self._trace = list(chain), trace
-        self.versions = Versions({at: each for at, each in enumerate(chain) if isinstance(each, Dense)})
-        self.ops: dict[int, Sum | Attention] = {
-            at: graph_op(layers[each.layer], each) for at, each in enumerate(chain) if isinstance(each, Graph)
+        self.ops: dict[int, GraphOp] = {
+            at: graph_op(layers[each.layer], each, settings.edge_functions)
+            for at, each in enumerate(chain)
+            if isinstance(each, Graph)
         }
+        edge_pieces = {at: Dense(op.program) for at, op in self.ops.items() if isinstance(op, EdgeAttention)}
+        self.versions = Versions(
+            {at: each for at, each in enumerate(chain) if isinstance(each, Dense)} | edge_pieces
+        )
         self._fixed = fixed
         self._tables = {
             at: Table(num_rows, intervals.num_all, self._widths(at), settings.dtype)
@@ -257,18 +267,25 @@ class Server:
         step = 2 * len(self._chain) - 1 - place if is_backward else place
         key, version = TaskKey(state.epoch, step, number, place, is_backward), state.version
         assert version is not None
-        self.post.offer(
-            key,
-            Work(
-                version, flat(rows), lambda: self.versions.of(place, int(version)), wants, dict(options or {})
-            ),
-        )
+        is_cut = self.settings.streams and isinstance(
+            self._chain[place], Dense
+        )  # edges are needed all at once
+        first, *more = cut(rows) if is_cut else [flat(rows)]
+        num_rows = self._by_number[number].num_rows
+
+        def weights() -> tuple[dict[str, Any], Mapping[str, Any]]:
+            return self.versions.of(place, int(version))
+
+        work = Work(version, first, weights, wants, dict(options or {}), num_rows, tuple(more))
+        self.post.offer(key, work)
 
     def _came_back(self, done: Done) -> None:
-        """A dense piece was computed."""
+        """A dense piece was computed, or attention weights, or gradients of either."""
         number, place = done.key.interval, done.key.piece
         state, segment = self._states[number], self._chain[place]
-        assert isinstance(segment, Dense)
+        if isinstance(segment, Graph):
+            self._edges_came_back(done)
+            return
         for name, value in done.arrays.items():
             if name.startswith("d:"):
                 state.weights[name[2:]] = [*state.weights.get(name[2:], []), np.array(value)]
@@ -429,19 +446,53 @@ class Server:
         """What the interval's destinations gather (GA)."""
         interval, state, segment = self._by_number[number], self._states[number], self._chain[place]
         assert isinstance(segment, Graph)
-        self.ages.check(state.epoch, self._tags(number, place, False), self._bound(state.epoch))
         op, key = self.ops[place], Key(self.settings.seed, state.epoch)
         own = {name: state.values[name] for name in op.of_own}
-        state.values[segment.gives], state.kept[place] = op.gather(
-            interval, self._tables[place].rows, own, key
-        )
+        if not isinstance(op, EdgeAttention):
+            self._check_ages(number, place)
+            state.values[segment.gives], state.kept[place] = op.gather(
+                interval, self._tables[place].rows, own, key
+            )
+        elif place in state.kept:  # the weights have come back
+            state.values[segment.gives] = op.gather(interval, state.kept[place], key)
+        else:
+            self._check_ages(number, place)
+            state.kept[place] = op.read(interval, self._tables[place].rows, own)
+            self._offer(number, place, False, op.task(interval, state.kept[place]))
+            return
         self._forward(number, place + 1)
+
+    def _check_ages(self, number: int, place: int, is_backward: bool = False) -> None:
+        epoch = self._states[number].epoch
+        self.ages.check(epoch, self._tags(number, place, is_backward), self._bound(epoch))
 
     def _give_back(self, number: int, place: int) -> None:
         """Gradients of the rows that the interval read go to their owners."""
         interval, state, segment = self._by_number[number], self._states[number], self._chain[place]
         assert isinstance(segment, Graph)
-        read, own = self.ops[place].give_back(interval, state.kept.pop(place), state.grads.pop(segment.gives))
+        op, grad = self.ops[place], state.grads.pop(segment.gives)
+        if isinstance(op, EdgeAttention):
+            kept = state.kept[place]
+            rows = op.back_task(interval, kept, op.give_back(interval, kept, grad), self.settings.remakes)
+            self._offer(number, place, True, rows, op.wants)
+            return
+        self._give(number, place, *op.give_back(interval, state.kept.pop(place), grad))
+
+    def _edges_came_back(self, done: Done) -> None:
+        """Attention weights, by which the interval can gather; or gradients of scores, the last that were missing."""
+        number, place = done.key.interval, done.key.piece
+        state, op = self._states[number], self.ops[place]
+        assert isinstance(op, EdgeAttention)
+        if done.key.is_backward:
+            scores = (_as_tensor(done.arrays[f"g:{name}"]) for name in op.wants)
+            self._give(number, place, *op.ended(state.kept.pop(place), *scores))
+        else:
+            state.kept[place].weights = _as_tensor(done.arrays[op.gives])
+            heapq.heappush(self._ready, (state.epoch, place, number))
+
+    def _give(self, number: int, place: int, read: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+        """Gradients of the rows of sources to their owners; of the interval's own, where it alone reads them, to itself."""
+        interval, state = self._by_number[number], self._states[number]
         for name, grad in own.items():
             self._add_grad(state, name, grad)
         for server, positions in interval.back.items():
@@ -454,7 +505,7 @@ class Server:
     def _collect(self, number: int, place: int) -> None:
         """Sum what readers gave for the interval's rows."""
         interval, state = self._by_number[number], self._states[number]
-        self.ages.check(state.epoch, self._tags(number, place, True), self._bound(state.epoch))
+        self._check_ages(number, place, is_backward=True)
         del state.kept[place]
         for name, grad in self._tables[place].collect(interval).items():
             self._add_grad(state, name, grad)

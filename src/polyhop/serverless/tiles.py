@@ -59,17 +59,20 @@ def backward(
     *,
     saved: Arriving | None = None,
     num_rows: int | None = None,
+    grad_names: Collection[str] | None = None,
 ) -> tuple[dict[str, Array], dict[str, Array]]:
     """(gradients of rows that have one, gradients of all weights), given those of the outputs.
 
-    One that is missing counts as 0; of blocks, none may. ``saved``: of ``forward``; None: it is computed again, to the same
-    bits.
+    One that is missing counts as 0; ``grad_names``: of which outputs they are where they come in blocks, None: of all.
+    ``saved``: of ``forward``; None: it is computed again, to the same bits.
     """
     cut = _Cut(program, weights, rows, num_rows, tile)
     grads, sums = _split_sums(program, grads)
     given_by = {name: Row(program.shapes[name]) for name in program.outputs if name not in program.sums}
-    if isinstance(grads, Mapping):
-        given_by = {name: given_by[name] for name in grads}
+    if isinstance(grads, Mapping) or grad_names is not None:
+        given_by = {
+            name: given_by[name] for name in (grads if isinstance(grads, Mapping) else grad_names or ())
+        }
     grad_tiles = cut.tiles(grads, given_by)
     saved_tiles = None
     if saved is not None:

@@ -4,7 +4,7 @@ A message is a header (msgpack, one of the structs below) and one frame of raw b
 from outside is checked against the header and against ``Limits`` before an array is made of it, and nothing is unpickled.
 
     function -> server   Hello, Pull (a wish for one task), Push (what came of one), Failed, Bye
-    server -> function   Welcome (to Hello), Task, Ack, Stop
+    server -> function   Welcome (to Hello), Task, More (rows of it, where they are many), Ack, Stop
     server -> server     Rows (of an interval, after a piece), Sums (gradients of rows, by their reader)
 
 Imports neither torch nor anything of polyhop but its errors: it is part of the function's package.
@@ -34,6 +34,7 @@ __all__ = [
     "Header",
     "Hello",
     "Limits",
+    "More",
     "Pull",
     "Push",
     "Rows",
@@ -48,7 +49,7 @@ __all__ = [
     "unpack",
 ]
 
-PROTOCOL = 1
+PROTOCOL = 2
 Array = npt.NDArray[Any]
 _DTYPES = {"float32", "float64", "int32", "int64", "uint8"}
 
@@ -59,12 +60,14 @@ class WireError(PolyhopError):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a message may be at most."""
+    """What a message may be at most, and a task of several."""
 
     header_bytes: int = 1 << 16
     num_arrays: int = 64
     frame_bytes: int = 1 << 30
     num_dims: int = 4
+    num_blocks: int = 1024  # of rows, of one task
+    task_bytes: int = 1 << 32  # of all of them
 
 
 LIMITS = Limits()
@@ -128,6 +131,16 @@ class Task(_Header, frozen=True, tag="task"):
     program: dict[str, Any] | None = None
     wants: tuple[str, ...] = ()  # rows whose gradients are wanted
     options: dict[str, float] = {}
+    num_rows: int = 0  # of all blocks, where there are several
+    num_more: int = 0  # messages that follow with further blocks of rows
+
+
+class More(_Header, frozen=True, tag="more"):
+    """A further block of a task's rows: the arrays of the Task but for weights, in its order. Blocks are numbered from 1."""
+
+    lease: int
+    block: int
+    arrays: tuple[ArrayHead, ...]
 
 
 class Push(_Header, frozen=True, tag="push"):
@@ -186,7 +199,7 @@ class Sums(_Header, frozen=True, tag="sums"):
     arrays: tuple[ArrayHead, ...]
 
 
-Header = Hello | Welcome | Pull | Task | Push | Failed | Ack | Stop | Bye | Rows | Sums
+Header = Hello | Welcome | Pull | Task | More | Push | Failed | Ack | Stop | Bye | Rows | Sums
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[Header] = msgspec.msgpack.Decoder(Header)
 

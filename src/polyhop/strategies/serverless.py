@@ -48,6 +48,8 @@ class Config:
     weight_steps: int = 1  # an epoch; more: of a group of intervals each, not waiting for the others
     fuse_loss: bool = True
     rematerialise: bool = True
+    stream: bool = True
+    edge_functions: bool = False  # attention weights of GAT are tasks too
     function_launcher: str = "local"  # local | command | aws | ray
     function_command: str | None = None  # that runs a function, of launcher "command"
     function_host: str | None = None  # address of this host at which functions and other servers reach it

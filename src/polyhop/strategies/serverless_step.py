@@ -16,6 +16,7 @@ from polyhop.comm import Collective, Cost
 from polyhop.errors import ConfigError
 from polyhop.graph import SharedGraph, Sizes, SparseRows
 from polyhop.kernels.keys import Key
+from polyhop.nn import GATConv
 from polyhop.serverless.crew import Crew, Launcher
 from polyhop.serverless.function import Order
 from polyhop.serverless.intervals import Intervals, cut_intervals
@@ -61,6 +62,10 @@ class Options(FunctionOptions, BillOptions, Protocol):
     def fuse_loss(self) -> bool: ...
     @property
     def rematerialise(self) -> bool: ...
+    @property
+    def stream(self) -> bool: ...
+    @property
+    def edge_functions(self) -> bool: ...
 
 
 class ServerlessStep:
@@ -98,6 +103,11 @@ class ServerlessStep:
             scale=1.0 / count,
         )
         layers = list(model.convs if hasattr(model, "convs") else model.layers)  # type: ignore[arg-type]
+        if config.edge_functions and not any(isinstance(layer, GATConv) for layer in layers):
+            raise ConfigError(
+                f"edge_functions=True: {type(model).__name__} has no attention whose weights functions could compute; "
+                "leave it out (--edge-functions), or train a GAT"
+            )
         self.intervals = cut_intervals(part, whole.host_block, config.intervals, line)
         self.num_steps = config.weight_steps
         most = max(_each(len(self.intervals), line))
@@ -124,6 +134,8 @@ class ServerlessStep:
                 config.max_epochs - 1,
                 config.fuse_loss,
                 config.rematerialise,
+                config.stream,
+                config.edge_functions,
                 placement.dtype,
                 config.weight_steps,
             ),
@@ -198,7 +210,8 @@ class ServerlessStep:
 
     def account(self) -> Cost:
         """Of an epoch without faults."""
-        mode = Mode(self._config.fuse_loss, self._config.rematerialise, self.server.settings.dtype.itemsize)
+        settings = self.server.settings
+        mode = Mode(settings.fuses, settings.remakes, settings.streams, settings.dtype.itemsize)
         return account(self._chain, self.server.ops, self.intervals.own, self._fixed, mode)
 
     def counted(self) -> Cost:

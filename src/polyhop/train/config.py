@@ -177,6 +177,10 @@ class Config:
     rematerialise: bool = (
         True  # functions compute again for gradients what they computed before, instead of having it sent
     )
+    edge_functions: bool = (
+        False  # functions compute attention weights too (GAT): many more bytes, less work for servers
+    )
+    stream: bool = True  # functions compute the first rows of a large task while the others are on their way
     exact_layers: bool = False  # all chunks through a layer before any goes on: no history, stages wait
     seed: int = 0
     device: str = "auto"
