@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,6 +60,21 @@ def ranks(rank_pool: Any) -> Callable[..., list[Any]]:
     """``ranks(num_ranks, function, *args)``: function(collective, *args) on 1 .. 4 gloo ranks; results in rank order."""
     run: Callable[..., list[Any]] = rank_pool.run
     return run
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MB, where this user may mount one."""
+    where = tmp_path / "disk"
+    where.mkdir()
+    mount = shutil.which("mount")
+    if mount is None or os.geteuid() != 0:
+        pytest.skip("mounting a small file system needs root")
+    made = subprocess.run([mount, "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(where)], capture_output=True)
+    if made.returncode:
+        pytest.skip("this machine does not let us mount a small file system")
+    yield where
+    subprocess.run(["umount", str(where)], check=True)
 
 
 @pytest.fixture(scope="session")

@@ -74,6 +74,25 @@ def test_a_second_trace_appends(tmp_path: Path) -> None:
     assert [line["kind"] for line in lines(tmp_path / "t.jsonl")] == ["start", "span", "start", "span"]
 
 
+def test_a_disk_that_fills_up_leaves_whole_lines(small_disk: Path) -> None:
+    path = small_disk / "trace.jsonl"
+    trace = Trace(path)
+
+    def fill() -> None:
+        for step in range(50_000):
+            trace.instant("best", step=step)
+
+    with pytest.warns(RuntimeWarning, match=r"trace stopped, cannot write .*trace.jsonl.*No space left"):
+        fill()
+    trace.close()
+    assert lines(path)[-1]["step"] > 1000
+    (small_disk / "folder").mkdir()
+    with pytest.warns(RuntimeWarning, match="no trace, cannot open .*folder"):
+        unwritten = Trace(small_disk / "folder")
+    unwritten.instant("best")
+    unwritten.close()
+
+
 def test_a_full_disk_costs_the_trace_not_the_run(tmp_path: Path) -> None:
     trace = Trace("/dev/full")
     with trace.span("compute"):

@@ -49,7 +49,7 @@ class Span:
 class Trace:
     """Collects the records of one rank from any thread; writes them to ``path`` (appending) in batches.
 
-    A disk that refuses a write costs the trace, with one warning, never the run.
+    A disk that refuses a write costs the rest of the trace, with one warning, never the run; no half of a line stays.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None, *, rank: int = 0) -> None:
@@ -58,9 +58,9 @@ class Trace:
         self._counts: dict[str, int] = {}
         self._pending: list[dict[str, Any]] = []
         self._origin = time.perf_counter()
-        self._file: TextIO | None = None
-        if path is not None:
-            self._file = Path(path).open("a", encoding="utf-8")  # noqa: SIM115 (open until close)
+        self._whole_bytes = 0  # of the file, up to the end of a line
+        self._file: TextIO | None = None if path is None else self._opened(Path(path))
+        if self._file is not None:
             start = {"rank": rank, "pid": os.getpid(), "host": socket.gethostname(), "origin": time.time()}
             self._pending.append({"kind": "start", **start})
 
@@ -115,6 +115,15 @@ class Trace:
                 self._file.close()
                 self._file = None
 
+    def _opened(self, path: Path) -> TextIO | None:
+        try:
+            file = path.open("a", encoding="utf-8")
+            self._whole_bytes = file.tell()
+            return file
+        except OSError as error:
+            warnings.warn(f"no trace, cannot open {path}: {error}", RuntimeWarning, stacklevel=4)
+            return None
+
     def _keep(self, record: dict[str, Any]) -> None:
         if self._file is None:
             return
@@ -126,21 +135,24 @@ class Trace:
     def _write(self) -> None:
         if self._file is None or not self._pending:
             return
-        try:
-            self._file.write("".join(json.dumps(record) + "\n" for record in self._pending))
-            self._file.flush()
-        except OSError as error:
-            warnings.warn(
-                f"trace stopped, cannot write {self._file.name}: {error}", RuntimeWarning, stacklevel=3
-            )
-            self._drop_file()
+        text = "".join(json.dumps(record) + "\n" for record in self._pending)
         self._pending.clear()
+        try:
+            self._file.write(text)
+            self._file.flush()
+            self._whole_bytes = self._file.tell()
+        except OSError as error:
+            told = f"trace stopped, cannot write {self._file.name}: {error}"
+            self._drop_file()
+            warnings.warn(told, RuntimeWarning, stacklevel=3)
 
     def _drop_file(self) -> None:
         file, self._file = self._file, None
         if file is not None:
             with suppress(OSError):  # the buffered tail cannot be written either
                 file.close()
+            with suppress(OSError):
+                os.truncate(file.name, self._whole_bytes)
 
 
 NO_TRACE = Trace()

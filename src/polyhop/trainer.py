@@ -6,7 +6,7 @@ graph -> task -> strategy step -> loop (evaluate, checkpoint, report) -> best we
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -200,7 +200,8 @@ class Trainer(Config):
         if line is None or line.rank == 0 or self.run_dir in (None, "auto"):
             return Trace()
         path = Path(str(self.run_dir))
-        path.mkdir(parents=True, exist_ok=True)
+        with suppress(OSError):  # rank 0 says what is wrong with the folder
+            path.mkdir(parents=True, exist_ok=True)
         return Trace(path / f"trace-rank{line.rank}.jsonl", rank=line.rank)
 
     def _keep_records(self, step: Step, folder: RunFolder | None, line: Collective | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -220,3 +221,31 @@ def test_threads(polyhop, small) -> None:
         assert "1 threads" in shown.out
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.filterwarnings("ignore:trace stopped", "ignore:a record of metrics.jsonl is lost")
+def test_a_disk_that_is_full_at_any_moment_is_told(polyhop, small, small_disk: Path) -> None:
+    """From no room at all to enough: what could not be written, and where; nothing half-written; then it goes on."""
+    whole = polyhop("train", *small, "--json", "--run-dir", "elsewhere").json
+    run, ballast, told = small_disk / "run", small_disk / "ballast", []
+    for free_kb in range(0, 100, 4):
+        ballast.write_bytes(bytes((1024 - free_kb) * 1024))
+        shown = polyhop("train", *small, "--run-dir", run)
+        told.append((shown.code, shown.err))
+        assert list(small_disk.rglob(".tmp-*")) == []
+        assert shown.code == 0 or f"{run}/" in shown.err.split("polyhop: error: ")[-1], shown.err
+        assert "Traceback" not in shown.err
+        ballast.unlink()
+        if shown.code and not (run / "config.json").exists():
+            assert not run.exists()  # it had not begun
+        elif shown.code:
+            again = polyhop("train", *small, "--run-dir", run, "--resume", "auto", "--json")
+            assert (again.code, again.json["test"]) == (0, whole["test"]), again.err
+            shutil.rmtree(run)
+        else:
+            break
+    assert told[0][0] == 1
+    assert told[-1][0] == 0
+    named = {name for name in ("command.json", "config.json", "step-00000004", "model.safetensors", "result.json")
+             if any(f"/{name}" in err for code, err in told if code)}  # fmt: skip
+    assert len(named) >= 3, named

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import queue
-import signal
 import subprocess
 import sys
 import tempfile
@@ -188,7 +187,10 @@ class _RuntimeHandler(_Handler):
 
 
 class Cloud:
-    """The service with one function. ``throttles()`` says whether an invocation is refused; faults are made by ``kill``."""
+    """The service with one function. Faults are made by signals to ``pids``, and by what it asks at each invocation:
+    ``throttles()``, whether it is refused; ``repeats()``, whether its event is delivered twice; ``delay_s()``, how long it
+    waits.
+    """
 
     def __init__(
         self,
@@ -199,11 +201,13 @@ class Cloud:
         memory_mb: int = 512,
         throttles: Callable[[], bool] = lambda: False,
         delay_s: Callable[[], float] = lambda: 0.0,
+        repeats: Callable[[], bool] = lambda: False,
         is_open: bool = True,
         handler: str = HANDLER,
     ) -> None:
         self.folder, self.concurrency, self.limit_s, self.memory_mb = folder, concurrency, limit_s, memory_mb
-        self.throttles, self.delay_s, self.is_open, self.handler = throttles, delay_s, is_open, handler
+        self.throttles, self.delay_s, self.repeats = throttles, delay_s, repeats
+        self.is_open, self.handler = is_open, handler
         self.counts: Counter[str] = Counter()
         self.settings: dict[str, Any] = {}
         self.results: list[tuple[str, str, Any]] = []  # (function, response | error | death, what was said)
@@ -230,22 +234,28 @@ class Cloud:
                 self.logs.append(each.close())
             self._sandboxes.clear()
 
-    @property
-    def pids(self) -> dict[str, int]:
-        """Functions that run -> their processes."""
+    def pids(self, function: str | None = None) -> list[int]:
+        """Processes that serve an event: of one function, or all."""
         with self._lock:
-            return {each.event.function: each.pid for each in self._sandboxes if each.event is not None}
-
-    def kill(self, function: str, number: int = signal.SIGKILL) -> bool:
-        """Send a signal to the sandbox of a function, if it runs."""
-        pid = self.pids.get(function)
-        if pid is not None:
-            os.kill(pid, number)
-        return pid is not None
+            busy = [(each.event.function, each.pid) for each in self._sandboxes if each.event is not None]
+        return [pid for name, pid in busy if function in (None, name)]
 
     def submit(self, payload: bytes) -> None:
         with self._lock:
-            self._waiting.append((time.monotonic() + self.delay_s(), Event(payload)))
+            for _ in range(2 if self.repeats() else 1):
+                self._waiting.append((time.monotonic() + self.delay_s(), Event(payload)))
+                self.counts["delivered"] += 1
+
+    def settle(self, within_s: float = 60.0) -> None:
+        """Wait until every invocation has come to its end, so that all results are there."""
+        until = time.monotonic() + within_s
+        while self._is_busy():
+            assert time.monotonic() < until, f"still running: {self.pids()}"
+            time.sleep(_LOOKS_S)
+
+    def _is_busy(self) -> bool:
+        with self._lock:
+            return bool(self._waiting) or any(each.event is not None for each in self._sandboxes)
 
     def _run(self) -> None:
         while not self._over.wait(_LOOKS_S):

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "serverless"))
 
 from faulty import FAULTS, FaultyLauncher, ThreadLauncher  # type: ignore[import-not-found]
+from striking import Faults  # type: ignore[import-not-found]
 from test_serverless import on_rank  # type: ignore[import-not-found]
 
 MakeGraph = Callable[..., Graph]
@@ -46,6 +48,7 @@ def trained(
     epochs: int = 4,
     name: str = "gcn",
     watch: Callable[[Any], None] = lambda made: None,
+    look: Callable[[Any], Any] = lambda step: step.post.ledger,
     **options: Any,
 ) -> Any:
     made = []
@@ -58,11 +61,16 @@ def trained(
     monkeypatch.setattr(serverless_step, "LocalLauncher", launch)
     monkeypatch.setattr(serverless_step, "TERMS", QUICK)
     given = {"intervals": 4, "functions": 2, **options}
-    return run_in_threads(ranks, on_rank, graph, name, 0.4, epochs, given)[0], made
+    found = run_in_threads(ranks, on_rank, graph, name, 0.4, epochs, given, look)
+    for _, _, ledger in found:  # every task was done once, and no result counted twice
+        assert ledger.counts["ok"] == ledger.counts["offered"] > 0
+        assert len(ledger) == 0
+    return found[0], made
 
 
 def assert_bits(found: Any, expected: Any) -> None:
     assert found[0] == expected[0]
+    assert found[2].counts["offered"] == expected[2].counts["offered"]
     for name, value in expected[1].items():
         assert torch.equal(found[1][name], value), name
 
@@ -148,7 +156,10 @@ def test_a_thousand_faults_lose_nothing(make_graph: MakeGraph, monkeypatch: Any)
         return FaultyLauncher(order, seed=hash(order.function) % 1000, rate=0.5, silent=False)
 
     found, launchers = trained(graph, faulty, monkeypatch, ranks=2, epochs=60, name="gat", functions=8)
-    assert sum(n for each in launchers for kind, n in each.counts.items() if kind != "none") >= 1000
+    counts = sum((each.counts for each in launchers), Counter[str]())
+    print(dict(counts))
+    assert sum(counts[kind] for kind in FAULTS) >= 1000
+    assert min(counts[kind] for kind in FAULTS) >= 100
     assert_bits(found, expected)
 
 
@@ -212,6 +223,34 @@ def test_killed_processes_change_nothing(make_graph: MakeGraph, monkeypatch: Any
         over.set()
     assert launcher.alive == []
     assert killed
+    assert_bits(found, expected)
+
+
+@pytest.mark.slow
+def test_signals_to_processes_at_the_moments_that_matter(make_graph: MakeGraph, monkeypatch: Any) -> None:
+    """Real functions: kill -9 when they were given a task, kill -9 when its result has come, stopped for good."""
+    from polyhop.serverless.local import LocalLauncher
+
+    graph, epochs = make_graph(80), 60
+    expected, _ = trained(graph, ThreadLauncher, monkeypatch, epochs=epochs)
+    made: list[Any] = []
+    faults = Faults(
+        lambda name: [pid for each in made for key, pid in each.pids.items() if key == name], 1,
+        before=(0.2, 60), after=(0.2, 60), hang=(0.1, 12),
+    )  # fmt: skip
+    opened = serverless_step.Post
+
+    def watched(*given: Any, **more: Any) -> Any:
+        post = opened(*given, **more)
+        faults.watch(post)
+        return post
+
+    monkeypatch.setattr(serverless_step, "Post", watched)
+    found, _ = trained(graph, LocalLauncher, monkeypatch, epochs=epochs, watch=made.append, functions=12)
+    print(dict(faults.counts), dict(found[2].counts))
+    assert faults.counts == {"before": 60, "after": 60, "hang": 12}
+    assert found[2].counts["lost"] >= 60
+    assert made[0].alive == []
     assert_bits(found, expected)
 
 

@@ -6,8 +6,6 @@ import errno
 import json
 import os
 import shutil
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -160,21 +158,6 @@ def test_a_disk_that_fills_up_midway_keeps_the_last_good_one(
     found = store.newest()
     assert found is not None
     assert found.record == {"n": 1}
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MB, where this user may mount one."""
-    where = tmp_path / "disk"
-    where.mkdir()
-    mount = shutil.which("mount")
-    if mount is None or os.geteuid() != 0:
-        pytest.skip("mounting a small file system needs root")
-    made = subprocess.run([mount, "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(where)], capture_output=True)
-    if made.returncode:
-        pytest.skip("this machine does not let us mount a small file system")
-    yield where
-    subprocess.run(["umount", str(where)], check=True)
 
 
 def test_a_really_full_disk(small_disk: Path) -> None:

@@ -66,6 +66,24 @@ def test_automatic_names_are_plain_and_new(tmp_path: Path, monkeypatch: pytest.M
     assert automatic_name("synth:products?scale=0.1", "GraphSAGE") != first
 
 
+def test_a_disk_that_takes_half_a_metric_keeps_none_of_it(small_disk: Path) -> None:
+    folder, ballast = RunFolder(small_disk, may_continue=True), small_disk / "ballast"
+    ballast.write_bytes(bytes(300_000))
+
+    def fill() -> None:
+        for epoch in range(100):
+            folder.append_metrics({"step": epoch, "text": "x" * 15_000})
+
+    with pytest.warns(RuntimeWarning, match=r"a record of metrics.jsonl is lost: No space left"):
+        fill()
+    assert (small_disk / "metrics.jsonl").read_text().endswith("}\n")
+    ballast.unlink()
+    kept = folder.rewind(10)
+    folder.append_metrics({"step": 11})
+    assert [record["step"] for record in [*kept, *folder.rewind(99)[-1:]]] == [*range(11), 11]
+    folder.close()
+
+
 def test_a_disk_that_refuses_a_metric_costs_a_warning(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
     folder = RunFolder(tmp_path, may_continue=True)

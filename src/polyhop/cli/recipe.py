@@ -106,16 +106,21 @@ class Recipe:
         if (run_dir / "config.json").exists():
             yield
             return
+        from polyhop.train.files import replace_file
+
         made = [path for path in (run_dir, *run_dir.parents) if not path.exists()]
-        run_dir.mkdir(parents=True, exist_ok=True)
-        (run_dir / _FILE).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
         try:
+            run_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"run folder {run_dir} cannot be made: {error.strerror or error}") from error
+        before = set(run_dir.iterdir())
+        try:
+            replace_file(run_dir / _FILE, (json.dumps(asdict(self), indent=2) + "\n").encode())
             yield
         except BaseException:
             if not (run_dir / "config.json").exists():
                 (run_dir / _FILE).unlink(missing_ok=True)
-                if made:  # so what is in it came with this attempt
-                    _remove_beginnings(run_dir, made)
+                _remove_beginnings(run_dir, before, made)
             raise
 
     @classmethod
@@ -133,9 +138,12 @@ class Recipe:
             raise InputError(f"{path} is damaged: {error}") from error
 
 
-def _remove_beginnings(run_dir: Path, made: list[Path]) -> None:
-    """Remove what a run leaves that ended before it began, then the folders ``made`` for it that are empty."""
-    for path in (run_dir / ".lock", *run_dir.glob("trace-rank*.jsonl")):
+def _remove_beginnings(run_dir: Path, before: set[Path], made: list[Path]) -> None:
+    """Remove what a run leaves that ended before it began, then the folders ``made`` for it that are empty.
+
+    What was there ``before`` stays.
+    """
+    for path in {run_dir / ".lock", run_dir / "metrics.jsonl", *run_dir.glob("trace-rank*.jsonl")} - before:
         path.unlink(missing_ok=True)
     with suppress(OSError):
         (run_dir / "checkpoints").rmdir()

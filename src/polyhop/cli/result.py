@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,7 +62,12 @@ def _save_picture(folder: Path, metric: str, series: dict[str, list[tuple[float,
         return None
     scored = {name: series[name] for name in ("val", "test") if series[name]}
     panels = {"training loss": {"loss": series["loss"]}, **({metric: scored} if scored else {})}
+    picture = folder / "curve.png"
     try:
-        return save_figure(folder / "curve.png", panels, title=folder.name)
+        return save_figure(picture, panels, title=folder.name)
     except UnsupportedError:
         return None  # the curve on the terminal says the same; 'polyhop env' tells what the extra adds
+    except OSError as error:  # the run is done, and safe
+        picture.unlink(missing_ok=True)
+        print(f"polyhop: cannot write {picture}: {error.strerror or error}", file=sys.stderr)
+        return None

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from torch import Tensor
 
 from polyhop.errors import CheckpointError
 
-__all__ = ["TEMPORARY", "pack", "read_tensors", "replace_file", "sync_folder", "unpack", "write_synced"]
+__all__ = [
+    "TEMPORARY",
+    "append_whole",
+    "pack",
+    "read_tensors",
+    "replace_file",
+    "sync_folder",
+    "unpack",
+    "write_synced",
+]
 
 TEMPORARY = ".tmp-"
 """Start of the name of anything not yet complete."""
@@ -43,6 +54,19 @@ def replace_file(path: Path, data: bytes) -> None:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise CheckpointError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def append_whole(path: Path, line: bytes) -> None:
+    """Add a line to a file; OSError if the disk refuses it or takes a half, and then nothing of it stays."""
+    with path.open("ab", buffering=0) as file:
+        before = file.tell()
+        try:
+            if file.write(line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            with suppress(OSError):
+                file.truncate(before)
+            raise
 
 
 def pack(tensors: Mapping[str, Tensor]) -> bytes:

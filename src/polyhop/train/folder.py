@@ -18,7 +18,7 @@ from typing import Any, TextIO
 from torch import Tensor
 
 from polyhop.errors import ConfigError
-from polyhop.train.files import pack, replace_file
+from polyhop.train.files import append_whole, pack, replace_file
 
 __all__ = ["RunFolder", "automatic_name"]
 
@@ -85,8 +85,7 @@ class RunFolder:
     def append_metrics(self, record: dict[str, Any]) -> None:
         """One line to metrics.jsonl; NaN becomes null."""
         try:
-            with (self.path / "metrics.jsonl").open("ab", buffering=0) as file:
-                file.write((json.dumps(_finite(record)) + "\n").encode())
+            append_whole(self.path / "metrics.jsonl", (json.dumps(_finite(record)) + "\n").encode())
         except OSError as error:
             warnings.warn(
                 f"a record of metrics.jsonl is lost: {error.strerror or error}", RuntimeWarning, stacklevel=2
