@@ -25,6 +25,7 @@ from polyhop.serverless import wire
 from polyhop.serverless.ledger import OK, Ledger, Terms
 from polyhop.serverless.secrets import FUNCTION, SERVER, Entry, KeyPair, guarded
 from polyhop.serverless.wire import LIMITS, Array, Limits, TaskKey, WireError
+from polyhop.trace import NO_TRACE, Trace
 
 __all__ = ["Arrived", "Broken", "Came", "Done", "Keys", "Left", "Post", "Work"]
 
@@ -111,7 +112,7 @@ class _Function:
 
 
 class Post:
-    """Listens from the moment it is made until ``close``."""
+    """Listens from the moment it is made until ``close``. Leases and results go into ``trace``."""
 
     def __init__(
         self,
@@ -122,6 +123,7 @@ class Post:
         terms: Terms | None = None,
         limits: Limits = LIMITS,
         clock: Callable[[], float] = time.monotonic,
+        trace: Trace = NO_TRACE,
     ) -> None:
         self.job, self.ledger, self.inbox = job, Ledger[Work](terms), queue.SimpleQueue[Any]()
         self.refused: Counter[str] = Counter()
@@ -130,7 +132,7 @@ class Post:
         self.received: Counter[str] = Counter()  # results, rows, sums
         self.messages: Counter[str] = Counter()
         self.busy_ms: Counter[str] = Counter()  # by function
-        self._keys, self._limits, self._clock = keys, limits, clock
+        self._keys, self._limits, self._clock, self._trace = keys, limits, clock, trace
         self._functions: dict[bytes, _Function] = {}
         self._wishing: deque[bytes] = deque()
         self._failures: Counter[TaskKey] = Counter()
@@ -314,6 +316,7 @@ class Post:
             verdict, work = self.ledger.commit(header.key, header.lease, self._clock())
             self.received["results"] += wire.num_bytes(arrays)
             self.busy_ms[function.name] += round(header.busy_ms)
+            self._trace.instant("result", lease=header.lease, busy_ms=header.busy_ms, verdict=verdict)
             self._reply(function.identity, wire.Ack(header.lease, verdict))
             if verdict == OK and work is not None:
                 self.inbox.put(Done(header.key, arrays, header.values))
@@ -381,6 +384,9 @@ class Post:
             )
             if self._reply(function.identity, header, arrays):
                 self._count("tasks", work.arrays)
+                key = lease.key
+                self._trace.instant("lease", lease=lease.number, function=function.name, interval=key.interval,
+                                    place=key.piece, backward=key.is_backward, epoch=key.epoch)  # fmt: skip
                 if weights:
                     self._count("weights", weights)
             else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -55,7 +55,7 @@ class Options(FunctionOptions, Protocol):
 
 
 class ServerlessStep:
-    """All ranks build and use it together."""
+    """All ranks build and use it together. ``local`` makes the launcher of functions on this host, None: LocalLauncher."""
 
     num_steps = 1
 
@@ -69,6 +69,7 @@ class ServerlessStep:
         terms_per_row: int,
         trace: Trace,
         team: Team,
+        local: Callable[[Order], Launcher] | None = None,
     ) -> None:
         part, line, placement = graph.stored("strategy 'serverless'"), team.line, whole.placement
         self._line, self._team, self._config, self._model = line, team, config, model
@@ -89,7 +90,7 @@ class ServerlessStep:
         self.intervals = cut_intervals(part, whole.host_block, config.intervals, line)
         self._chain, self._fixed = chain, _fixed(chain, layers, self.intervals, whole, part.y, train_ids)
         launching = Launching(config)
-        self._start_servers(line, launching.host)
+        self._start_servers(line, launching.host, trace)
         self.server = Server(
             chain,
             layers,
@@ -116,7 +117,7 @@ class ServerlessStep:
         try:
             is_local = config.function_launcher == "local"
             self.launcher: Launcher = (
-                LocalLauncher(order) if is_local else launching.launcher(order, self.post)
+                (local or LocalLauncher)(order) if is_local else launching.launcher(order, self.post)
             )
         except BaseException:
             self.server.close()
@@ -131,7 +132,7 @@ class ServerlessStep:
             f"{config.functions} functions a server ({sum(isinstance(s, Graph) for s in chain)} graph operations)"
         ]
 
-    def _start_servers(self, line: Collective, host: str | None) -> None:
+    def _start_servers(self, line: Collective, host: str | None, trace: Trace) -> None:
         """Keys of the job from rank 0, a post on every rank (at ``host``), and the way to all others."""
         own, drawn = KeyPair.draw(), [KeyPair.draw(), KeyPair.draw()]
         text = "|".join(
@@ -141,7 +142,11 @@ class ServerlessStep:
         self._job, self._functions = job, KeyPair(*keys[:2])
         reached = _host(line)  # all ranks ask together
         self.post = Post(
-            job, Keys(own, KeyPair(*keys[2:]), self._functions.public), host=host or reached, terms=TERMS
+            job,
+            Keys(own, KeyPair(*keys[2:]), self._functions.public),
+            host=host or reached,
+            terms=TERMS,
+            trace=trace,
         )
         entries = _shared_text(f"{self.post.entry.address}|{own.public}", line)
         self.post.connect({q: Entry(*each.split("|")) for q, each in enumerate(entries) if q != line.rank})
