@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,12 +16,12 @@ from polyhop.kernels.keys import Key
 from polyhop.nn import GAT, GCN
 from polyhop.partition import partition, share
 from polyhop.serverless.function import Order
-from polyhop.serverless.local import LocalLauncher
+from polyhop.serverless.local import Ended, LocalLauncher
 from polyhop.strategies import Team, place, serverless
 from polyhop.strategies.serverless_step import ServerlessStep
 from polyhop.trace import NO_TRACE, Trace
 
-__all__ = ["Running", "Spent", "gnn", "held_alone", "launcher"]
+__all__ = ["Running", "Spent", "UnevenLauncher", "gnn", "held_alone", "launcher"]
 
 SEED, LR = 3, 1e-3
 _MODELS: dict[str, Any] = {"gcn": GCN, "gat": GAT}
@@ -54,6 +54,34 @@ def launcher(
     )
 
 
+class UnevenLauncher:
+    """Functions on this host of several kinds in turn, each kind with another latency: tasks are late at random."""
+
+    def __init__(self, order: Order, latencies_s: Sequence[float]) -> None:
+        self._kinds = [
+            LocalLauncher(replace(order, function=f"{order.function}-{at}", latency_s=each))
+            for at, each in enumerate(latencies_s)
+        ]
+
+    @property
+    def alive(self) -> list[str]:
+        return [name for kind in self._kinds for name in kind.alive]
+
+    def ensure(self, wanted: int) -> list[str]:
+        count = len(self._kinds)
+        return [
+            name
+            for at, kind in enumerate(self._kinds)
+            for name in kind.ensure((wanted + count - 1 - at) // count)
+        ]
+
+    def ended(self) -> list[Ended]:
+        return [each for kind in self._kinds for each in kind.ended()]
+
+    def close(self) -> list[Ended]:
+        return [each for kind in self._kinds for each in kind.close()]
+
+
 @dataclass(frozen=True)
 class Spent:
     """Of one epoch on one server."""
@@ -70,21 +98,21 @@ class Running:
 
     def __init__(
         self, model: torch.nn.Module, held: SharedGraph, line: Collective, options: Mapping[str, Any],
-        local: Callable[[Order], Any] | None = None, trace: Trace = NO_TRACE, precision: str = "32-true",
+        local: Callable[[Order], Any] | None = None, trace: Trace = NO_TRACE, *, lr: float = LR, seed: int = SEED,
     ) -> None:  # fmt: skip
         assert held.split is not None
         assert held.part.y is not None
-        self.model, self.num_epochs = model, 0
-        config, team = serverless.Config(seed=SEED, **{"max_epochs": 10**6, **options}), Team(line)
+        self.model, self.num_epochs, self._seed = model, 0, seed
+        config, team = serverless.Config(seed=seed, **{"max_epochs": 10**6, **options}), Team(line)
         train = held.split.train[held.part.y[held.split.train] >= 0]
-        whole = serverless.hold(held, place("cpu", precision), team, config)
+        whole = serverless.hold(held, place("cpu", "32-true"), team, config)
         self.step = ServerlessStep(model, held, whole, config, train, 1, trace, team, local)
-        self._optimizer = torch.optim.Adam(model.parameters(), lr=LR)
+        self._optimizer = torch.optim.Adam(model.parameters(), lr=lr)
 
     def train(self) -> float:
         """One epoch; its loss."""
         self._optimizer.zero_grad(set_to_none=True)
-        loss = self.step.gradients(0, Key(SEED, self.num_epochs))
+        loss = self.step.gradients(0, Key(self._seed, self.num_epochs))
         self._optimizer.step()
         self.num_epochs += 1
         return float(loss)

@@ -26,7 +26,7 @@ from polyhop.serverless.program import Call, Program, Row
 from polyhop.serverless.secrets import KeyPair
 from polyhop.serverless.wire import TaskKey
 
-__all__ = ["run"]
+__all__ = ["offer", "opened", "rate", "run", "until"]
 
 COLUMNS = 256
 LEASE_S = 1.0
@@ -39,10 +39,10 @@ def run(*, is_quick: bool) -> Iterator[Figure]:
     turns, tasks = (1, 30) if is_quick else (5, 200)
     others = busy_cores()
     busy = f"; other work on {others:.1f} cores" if others > QUIET else ""
-    rates = [_rate(2, 4096, COLUMNS, tasks) for _ in range(turns)]
+    rates = [rate(2, 4096, COLUMNS, tasks) for _ in range(turns)]
     told = f"2 functions, 4 MB each way, CURVE; {turns} turns of {tasks}: {', '.join(f'{each:.0f}' for each in rates)}{busy}"
     yield Figure("tasks_per_s_4mb", statistics.median(rates), "tasks/s", told, at_least=45)
-    alone = [1000 / _rate(1, 1, 1, 10 * tasks) for _ in range(turns)]
+    alone = [1000 / rate(1, 1, 1, 10 * tasks) for _ in range(turns)]
     told = f"1 function, one value, 2 wishes open; turns: {', '.join(f'{each:.2f}' for each in alone)}{busy}"
     yield Figure("empty_task_ms", statistics.median(alone), "ms", told, at_most=1.0)
     for name, is_told in (("recovery_by_lease_s", False), ("recovery_when_told_s", True)):
@@ -55,7 +55,8 @@ def _program(columns: int) -> Program:
     return Program({"x": Row((columns,))}, {"b": (columns,)}, (Call("bias", ("x", "b"), ("y",)),), ("y",))
 
 
-def _open(terms: Terms, latency_s: float = 0.0) -> tuple[Post, LocalLauncher]:
+def opened(terms: Terms, latency_s: float = 0.0) -> tuple[Post, LocalLauncher]:
+    """A post, and a launcher of functions that dial it."""
     functions = KeyPair.draw()
     post = Post("bench", Keys(KeyPair.draw(), KeyPair.draw(), functions.public), terms=terms)
     order = Order(
@@ -70,14 +71,16 @@ def _open(terms: Terms, latency_s: float = 0.0) -> tuple[Post, LocalLauncher]:
     return post, LocalLauncher(order)
 
 
-def _offer(post: Post, number: int, rows: int, columns: int) -> None:
+def offer(post: Post, number: int, rows: int, columns: int) -> None:
+    """A task of ones."""
     program = _program(columns)
     x = np.ones((rows, columns), np.float32)
     weights = {"b": np.ones(columns, np.float32)}
     post.offer(TaskKey(0, 0, number, 0, False), Work(0, {"x": x}, lambda: (program.to_plain(), weights)))
 
 
-def _until(is_so: Callable[[], Any], seconds: float = 60.0) -> None:
+def until(is_so: Callable[[], Any], seconds: float = 60.0) -> None:
+    """Wait for something."""
     deadline = time.monotonic() + seconds
     while not is_so():
         if time.monotonic() > deadline:
@@ -85,15 +88,15 @@ def _until(is_so: Callable[[], Any], seconds: float = 60.0) -> None:
         time.sleep(0.002)
 
 
-def _rate(functions: int, rows: int, columns: int, tasks: int) -> float:
+def rate(functions: int, rows: int, columns: int, tasks: int) -> float:
     """Tasks a second, from when all functions wait for work."""
-    post, launcher = _open(Terms())
+    post, launcher = opened(Terms())
     try:
         launcher.ensure(functions)
-        _until(lambda: post.messages["Pull"] >= 2 * functions)
+        until(lambda: post.messages["Pull"] >= 2 * functions)
         start = time.perf_counter()
         for number in range(tasks):
-            _offer(post, number, rows, columns)
+            offer(post, number, rows, columns)
         for _ in range(tasks):
             assert isinstance(post.inbox.get(timeout=60), Done)
         return tasks / (time.perf_counter() - start)
@@ -104,18 +107,18 @@ def _rate(functions: int, rows: int, columns: int, tasks: int) -> float:
 
 def _recovery(is_told: bool) -> float:
     """Seconds from a death to the result."""
-    post, launcher = _open(Terms(floor_s=LEASE_S, ratio=1.0, cold_s=LEASE_S), latency_s=LATENCY_S)
+    post, launcher = opened(Terms(floor_s=LEASE_S, ratio=1.0, cold_s=LEASE_S), latency_s=LATENCY_S)
     try:
         launcher.ensure(2)
-        _until(lambda: post.messages["Pull"] >= 4)
-        _offer(post, 0, 1, 1)
-        _until(lambda: post.sent_messages["tasks"] == 1)
+        until(lambda: post.messages["Pull"] >= 4)
+        offer(post, 0, 1, 1)
+        until(lambda: post.sent_messages["tasks"] == 1)
         (name,) = {lease.function for lease in post.ledger._leases.values()}
         pid = launcher.pids[name]
         os.kill(pid, signal.SIGKILL)
         start = time.perf_counter()
         if is_told:
-            _until(launcher.ended)
+            until(launcher.ended)
             post.lose(name)
         assert isinstance(post.inbox.get(timeout=60), Done)
         return time.perf_counter() - start
