@@ -25,7 +25,15 @@ BENCHES: dict[str, dict[str, int]] = {
     "halo": {"codec": 1, "speed": 1, "accuracy": 1, "convergence": 1, "rivals": 1, "additions": 1},
     "pipeline": {"traffic": 1, "simulated": 1, "times": 1, "memory": 1},
     "pipeline-accuracy": {"paired": 1},
-    "serverless": {"money": 1, "transport": 1},
+    "serverless": {
+        "money": 1,
+        "transport": 1,
+        "overlap": 1,
+        "convergence": 1,
+        "savings": 1,
+        "scale": 1,
+        "value": 1,
+    },
 }
 WITHOUT_PEERS = {
     "partition",

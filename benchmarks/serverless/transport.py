@@ -32,7 +32,7 @@ from polyhop.serverless.stream import cut
 from polyhop.serverless.tasks import flat
 from polyhop.serverless.wire import TaskKey
 
-__all__ = ["run"]
+__all__ = ["offer", "opened", "rate", "run", "until"]
 
 COLUMNS = 256
 WIDE, WIDE_ROWS = 602, 6976
@@ -46,11 +46,11 @@ def run(*, is_quick: bool) -> Iterator[Figure]:
     turns, tasks = (1, 30) if is_quick else (5, 200)
     others = busy_cores()
     busy = f"; other work on {others:.1f} cores" if others > QUIET else ""
-    rates = [_rate(2, 4096, COLUMNS, tasks) for _ in range(turns)]
-    each = ", ".join(f"{rate:.0f}" for rate in rates)
+    rates = [rate(2, 4096, COLUMNS, tasks) for _ in range(turns)]
+    each = ", ".join(f"{one:.0f}" for one in rates)
     told = f"2 functions, 4 MB each way, AES-256-GCM; {turns} turns of {tasks}: {each}{busy}"
     yield Figure("tasks_per_s_4mb", statistics.median(rates), "tasks/s", told, at_least=45)
-    alone = [1000 / _rate(1, 1, 1, 10 * tasks) for _ in range(turns)]
+    alone = [1000 / rate(1, 1, 1, 10 * tasks) for _ in range(turns)]
     told = f"1 function, one value, 2 wishes open; turns: {', '.join(f'{each:.2f}' for each in alone)}{busy}"
     yield Figure("empty_task_ms", statistics.median(alone), "ms", told, at_most=1.0)
     yield from _streaming(tasks, busy)
@@ -64,7 +64,8 @@ def _program(columns: int) -> Program:
     return Program({"x": Row((columns,))}, {"b": (columns,)}, (Call("bias", ("x", "b"), ("y",)),), ("y",))
 
 
-def _open(terms: Terms, latency_s: float = 0.0) -> tuple[Post, LocalLauncher]:
+def opened(terms: Terms, latency_s: float = 0.0) -> tuple[Post, LocalLauncher]:
+    """A post, and a launcher of functions that dial it."""
     functions = KeyPair.draw()
     post = Post("bench", Keys(KeyPair.draw(), KeyPair.draw(), functions.public), terms=terms)
     order = Order(
@@ -79,7 +80,8 @@ def _open(terms: Terms, latency_s: float = 0.0) -> tuple[Post, LocalLauncher]:
     return post, LocalLauncher(order)
 
 
-def _offer(post: Post, number: int, rows: int, columns: int) -> None:
+def offer(post: Post, number: int, rows: int, columns: int) -> None:
+    """A task of ones."""
     program = _program(columns)
     first, *more = cut({"x": np.ones((rows, columns), np.float32)})
     weights = {"b": np.ones(columns, np.float32)}
@@ -95,7 +97,7 @@ def _streaming(tasks: int, busy: str) -> Iterator[Figure]:
     program = Program({"x": Row((WIDE,))}, {"w": (128, WIDE)}, (Call("linear", ("x", "w"), ("y",)),), ("y",))
     ways = {"one": [flat(rows)], "several": cut(rows)}
     numbers = count()
-    post, launcher = _open(Terms())
+    post, launcher = opened(Terms())
 
     def took(way: str, at_once: int) -> float:
         first, *more = ways[way]
@@ -112,7 +114,7 @@ def _streaming(tasks: int, busy: str) -> Iterator[Figure]:
 
     try:
         launcher.ensure(1)
-        _until(lambda: post.messages["Pull"] >= 2)
+        until(lambda: post.messages["Pull"] >= 2)
         for name, at_once, turns, bound in (
             ("streaming_speedup", 1, tasks // 2, 1.1),
             ("streaming_rate", 10, max(tasks // 20, 3), 0.9),
@@ -127,7 +129,8 @@ def _streaming(tasks: int, busy: str) -> Iterator[Figure]:
         launcher.close()
 
 
-def _until(is_so: Callable[[], Any], seconds: float = 60.0) -> None:
+def until(is_so: Callable[[], Any], seconds: float = 60.0) -> None:
+    """Wait for something."""
     deadline = time.monotonic() + seconds
     while not is_so():
         if time.monotonic() > deadline:
@@ -135,15 +138,15 @@ def _until(is_so: Callable[[], Any], seconds: float = 60.0) -> None:
         time.sleep(0.002)
 
 
-def _rate(functions: int, rows: int, columns: int, tasks: int) -> float:
+def rate(functions: int, rows: int, columns: int, tasks: int) -> float:
     """Tasks a second, from when all functions wait for work."""
-    post, launcher = _open(Terms())
+    post, launcher = opened(Terms())
     try:
         launcher.ensure(functions)
-        _until(lambda: post.messages["Pull"] >= 2 * functions)
+        until(lambda: post.messages["Pull"] >= 2 * functions)
         start = time.perf_counter()
         for number in range(tasks):
-            _offer(post, number, rows, columns)
+            offer(post, number, rows, columns)
         for _ in range(tasks):
             assert isinstance(post.inbox.get(timeout=60), Done)
         return tasks / (time.perf_counter() - start)
@@ -154,18 +157,18 @@ def _rate(functions: int, rows: int, columns: int, tasks: int) -> float:
 
 def _recovery(is_told: bool) -> float:
     """Seconds from a death to the result."""
-    post, launcher = _open(Terms(floor_s=LEASE_S, ratio=1.0, cold_s=LEASE_S), latency_s=LATENCY_S)
+    post, launcher = opened(Terms(floor_s=LEASE_S, ratio=1.0, cold_s=LEASE_S), latency_s=LATENCY_S)
     try:
         launcher.ensure(2)
-        _until(lambda: post.messages["Pull"] >= 4)
-        _offer(post, 0, 1, 1)
-        _until(lambda: post.sent_messages["tasks"] == 1)
+        until(lambda: post.messages["Pull"] >= 4)
+        offer(post, 0, 1, 1)
+        until(lambda: post.sent_messages["tasks"] == 1)
         (name,) = {lease.function for lease in post.ledger._leases.values()}
         pid = launcher.pids[name]
         os.kill(pid, signal.SIGKILL)
         start = time.perf_counter()
         if is_told:
-            _until(launcher.ended)
+            until(launcher.ended)
             post.lose(name)
         assert isinstance(post.inbox.get(timeout=60), Done)
         return time.perf_counter() - start

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket as plain
 import struct
 import threading
@@ -27,6 +28,7 @@ from polyhop.serverless.post import Arrived, Broken, Came, Done, Keys, Left, Pos
 from polyhop.serverless.program import Call, Program, Row
 from polyhop.serverless.secrets import KeyPair
 from polyhop.serverless.wire import Limits, TaskKey
+from polyhop.trace import Trace
 
 import sys  # isort: skip
 
@@ -377,3 +379,32 @@ def test_functions_end_in_time_and_by_themselves(post: Post) -> None:
 def test_keys_are_not_shown(post: Post) -> None:
     assert FUNCTIONS.secret not in repr(FUNCTIONS)
     assert FUNCTIONS.secret not in repr(order(post))
+
+
+def test_leases_and_results_are_traced(tmp_path: Path) -> None:
+    """A lease names function and task; a result names its lease, what it was busy for, and whether it counts."""
+    trace = Trace(tmp_path / "trace.jsonl")
+    post = Post(
+        "job", Keys(KeyPair.draw(), SERVERS, FUNCTIONS.public), terms=Terms(0.3, 3.0, 1.0), trace=trace
+    )
+    try:
+        for interval in range(3):
+            post.offer(key(interval, epoch=4), task())
+        thread = threading.Thread(target=work, args=(order(post, function="f7", latency_s=0.02),))
+        thread.start()
+        for _ in range(3):
+            assert isinstance(taken(post), Done)
+        thread.join(timeout=5)
+    finally:
+        post.close()
+        trace.close()
+    records = [json.loads(line) for line in (tmp_path / "trace.jsonl").read_text().splitlines()]
+    leases = {each["lease"]: each for each in records if each.get("name") == "lease"}
+    results = [each for each in records if each.get("name") == "result"]
+    assert [leases[each["lease"]]["interval"] for each in results] == [0, 1, 2]
+    for result in results:
+        lease = leases[result["lease"]]
+        assert (lease["function"], lease["epoch"], lease["place"], lease["backward"]) == ("f7", 4, 0, False)
+        assert result["at"] - lease["at"] >= 0.02
+        assert 0 <= result["busy_ms"] < 1000 * (result["at"] - lease["at"])
+        assert result["verdict"] == "ok"

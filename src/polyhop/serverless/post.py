@@ -30,6 +30,7 @@ from polyhop.serverless.sealed import SEAL_BYTES, Sealer, SealError, Session
 from polyhop.serverless.secrets import FUNCTION, SERVER, Entry, KeyPair, guarded
 from polyhop.serverless.timesheets import Timesheets
 from polyhop.serverless.wire import LIMITS, Array, Limits, TaskKey, WireError
+from polyhop.trace import NO_TRACE, Trace
 
 __all__ = ["Arrived", "Broken", "Came", "Done", "Keys", "Left", "Post", "Work"]
 
@@ -124,7 +125,7 @@ class _Function:
 
 
 class Post:
-    """Listens from the moment it is made until ``close``."""
+    """Listens from the moment it is made until ``close``. Leases and results go into ``trace``."""
 
     def __init__(
         self,
@@ -135,6 +136,7 @@ class Post:
         terms: Terms | None = None,
         limits: Limits = LIMITS,
         clock: Callable[[], float] = time.monotonic,
+        trace: Trace = NO_TRACE,
     ) -> None:
         self.job, self.ledger, self.inbox = job, Ledger[Work](terms), queue.SimpleQueue[Any]()
         self.refused: Counter[str] = Counter()
@@ -143,7 +145,7 @@ class Post:
         self.received: Counter[str] = Counter()  # results, rows, sums
         self.messages: Counter[str] = Counter()
         self.sheets = Timesheets()
-        self._keys, self._limits, self._clock = keys, limits, clock
+        self._keys, self._limits, self._clock, self._trace = keys, limits, clock, trace
         self._functions: dict[str, _Function] = {}  # by session
         self._wishing: deque[_Function] = deque()
         self._failures: Counter[TaskKey] = Counter()
@@ -352,6 +354,7 @@ class Post:
             verdict, work = self.ledger.commit(header.key, header.lease, self._clock())
             self.received["results"] += wire.num_bytes(arrays)
             self.sheets.worked(function.name, header.busy_ms)
+            self._trace.instant("result", lease=header.lease, busy_ms=header.busy_ms, verdict=verdict)
             self._reply(function, wire.Ack(header.lease, verdict))
             if verdict == OK and work is not None:
                 self.inbox.put(Done(header.key, arrays, header.values))
@@ -427,6 +430,9 @@ class Post:
         if not self._reply(function, header, arrays):
             return False
         self._count("tasks", work.arrays)
+        key = lease.key
+        self._trace.instant("lease", lease=lease.number, function=function.name, interval=key.interval,
+                            place=key.piece, backward=key.is_backward, epoch=key.epoch)  # fmt: skip
         if weights:
             self._count("weights", weights)
         for block, rows in enumerate(work.more, start=1):

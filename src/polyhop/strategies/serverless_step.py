@@ -69,7 +69,7 @@ class Options(FunctionOptions, BillOptions, Protocol):
 
 
 class ServerlessStep:
-    """All ranks build and use it together.
+    """All ranks build and use it together. ``local`` makes the launcher of functions on this host, None: LocalLauncher.
 
     A step is of all intervals of all ranks; or, where an epoch has more than one (``weight_steps``), of one group of each
     rank: of the gradient, what the rows of its intervals add to it, times the number of groups. So the mean of an epoch's
@@ -86,6 +86,7 @@ class ServerlessStep:
         terms_per_row: int,
         trace: Trace,
         team: Team,
+        local: Callable[[Order], Launcher] | None = None,
     ) -> None:
         part, line, placement = graph.stored("strategy 'serverless'"), team.line, whole.placement
         self._line, self._team, self._config, self._model, self._trace = line, team, config, model, trace
@@ -119,7 +120,7 @@ class ServerlessStep:
         self._chain, self._fixed = chain, _fixed(chain, layers, self.intervals, whole, part.y, train_ids)
         launching = Launching(config)
         tariff = Tariff.of(config, config.function_memory or Order.memory_mb, Order.limit_s)
-        self._start_servers(line, launching.host)
+        self._start_servers(line, launching.host, trace)
         self.server = Server(
             chain,
             layers,
@@ -149,7 +150,7 @@ class ServerlessStep:
         try:
             is_local = config.function_launcher == "local"
             self.launcher: Launcher = (
-                LocalLauncher(order) if is_local else launching.launcher(order, self.post)
+                (local or LocalLauncher)(order) if is_local else launching.launcher(order, self.post)
             )
         except BaseException:
             self.server.close()
@@ -169,7 +170,7 @@ class ServerlessStep:
             f"{config.functions} functions a server ({sum(isinstance(s, Graph) for s in chain)} graph operations)"
         ]
 
-    def _start_servers(self, line: Collective, host: str | None) -> None:
+    def _start_servers(self, line: Collective, host: str | None, trace: Trace) -> None:
         """Keys of the job from rank 0, a post on every rank (at ``host``), and the way to all others."""
         own, drawn = KeyPair.draw(), [KeyPair.draw(), KeyPair.draw()]
         text = "|".join(
@@ -178,7 +179,11 @@ class ServerlessStep:
         job, *keys = _shared_text(text, line)[0].split("|")
         self._job, self._functions = job, KeyPair(*keys[:2])
         self.post = Post(
-            job, Keys(own, KeyPair(*keys[2:]), self._functions.public), host=host or line.address, terms=TERMS
+            job,
+            Keys(own, KeyPair(*keys[2:]), self._functions.public),
+            host=host or line.address,
+            terms=TERMS,
+            trace=trace,
         )
         entries = _shared_text(f"{self.post.entry.address}|{own.public}", line)
         self.post.connect({q: Entry(*each.split("|")) for q, each in enumerate(entries) if q != line.rank})
