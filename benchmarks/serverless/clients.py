@@ -15,8 +15,9 @@ import numpy as np
 import zmq
 
 from polyhop.serverless import wire
+from polyhop.serverless.channel import Channel
 from polyhop.serverless.function import Order
-from polyhop.serverless.secrets import Entry, KeyPair, guarded
+from polyhop.serverless.secrets import Entry, KeyPair
 
 __all__ = ["main"]
 
@@ -24,15 +25,15 @@ WISHES = 2
 ANSWER = {"y": np.ones((1, 1), np.float32)}
 
 
-def _dialled(context: zmq.Context[Any], order: Order) -> zmq.Socket[bytes]:
-    made = context.socket(zmq.DEALER)
-    guarded(made, KeyPair(order.public, order.secret), Entry(order.address, order.server_public))
-    made.setsockopt(zmq.LINGER, 0)
-    made.setsockopt(zmq.SNDHWM, 0)
-    made.connect(order.address)
-    made.send_multipart(wire.pack(wire.Hello(order.job, order.function, wire.PROTOCOL, 192, 600_000)))
+def _dialled(context: zmq.Context[Any], order: Order) -> Channel:
+    hello = wire.Hello(order.job, order.function, wire.PROTOCOL, 192, 600_000)
+    entry, own = Entry(order.address, order.server_public), KeyPair(order.public, order.secret)
+    made = Channel(context, entry, own, hello)
+    reason = made.enter(60.0)
+    if reason is not None:
+        raise RuntimeError(f"{order.function} was not let in: {reason}")
     for _ in range(WISHES):
-        made.send_multipart(wire.pack(wire.Pull()))
+        made.send(wire.pack(wire.Pull()))
     return made
 
 
@@ -41,21 +42,22 @@ def main(count: int) -> None:
     order = Order.from_json(json.loads(sys.stdin.read()))
     context = zmq.Context()
     context.set(zmq.MAX_SOCKETS, max(count + 64, 1023))
-    held: dict[Any, tuple[tuple[int, int], ...]] = {}
+    channels, held = dict[Any, Channel](), dict[Any, tuple[tuple[int, int], ...]]()
     poller = zmq.Poller()
     for number in range(count):
         made = _dialled(context, replace(order, function=f"{order.function}-{number}"))
-        held[made] = ()
-        poller.register(made, zmq.POLLIN)
+        channels[made.socket], held[made.socket] = made, ()
+        poller.register(made.socket, zmq.POLLIN)
     while held:
         for one, _ in poller.poll():
-            while one.getsockopt(zmq.EVENTS) & zmq.POLLIN:
-                header, _ = wire.unpack(one.recv_multipart())
+            channel = channels[one]
+            while channel.poll(0):
+                header, _ = wire.unpack(channel.receive())
                 if isinstance(header, wire.Task):
                     held[one] = tuple({*held[one], (header.key.piece, header.version)})
                     push = wire.Push(header.key, header.lease, (), 0.0, 0.0, {})
-                    one.send_multipart(wire.pack(push, ANSWER))
-                    one.send_multipart(wire.pack(wire.Pull(held[one])))
+                    channel.send(wire.pack(push, ANSWER))
+                    channel.send(wire.pack(wire.Pull(held[one])))
                 elif isinstance(header, wire.Stop):
                     poller.unregister(one)
                     del held[one]

@@ -1,6 +1,6 @@
 """What one server can do, measured here: leases and bytes a second of its post, sums and products of a core.
 
-Everything is encrypted (CURVE). Leases are counted against many functions that compute nothing (``clients``), bytes against
+Everything is encrypted. Leases are counted against many functions that compute nothing (``clients``), bytes against
 as many real functions as there are other cores, products as functions compute them: a dense piece of a model, forward and
 backward, in tiles, one thread.
 """

@@ -129,7 +129,7 @@ class Running:
         post = self.step.post
         return (
             self.step.server.graph_s,
-            sum(post.busy_ms.values()),
+            post.sheets.busy_ms,
             post.ledger.counts["ok"],
             post.sent["tasks"] + post.received["results"],
         )

@@ -109,8 +109,8 @@ def _trained(line: Collective, graph: Graph, functions: int) -> tuple[str, int]:
             running.train()
             if epoch + 1 == EPOCHS:
                 weights = b"".join(value.numpy().tobytes() for value in running.model.state_dict().values())
-            if epoch + 1 >= EPOCHS and len(post.busy_ms) >= functions:
+            if epoch + 1 >= EPOCHS and post.sheets.num_at_work >= functions:
                 break  # all have come by now
-        return hashlib.sha256(weights).hexdigest()[:12], len(post.busy_ms)
+        return hashlib.sha256(weights).hexdigest()[:12], post.sheets.num_at_work
     finally:
         running.close()

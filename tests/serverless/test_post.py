@@ -213,7 +213,7 @@ def test_garbage_of_a_keyholder_is_refused_and_counted(post: Post) -> None:
         for frames in garbage:
             socket.send_multipart(frames)
             client.channel.send(frames)
-            client.channel._socket.send_multipart(frames)
+            client.channel.socket.send_multipart(frames)
         until(lambda: post.refused["message"] == 3 * len(garbage))
         post.offer(key(0), task())
         client.say(wire.Pull())
@@ -262,13 +262,13 @@ def test_who_has_seen_a_password_can_neither_read_nor_submit_nor_repeat(post: Po
     """Names and passwords of the desk are not secret to who can listen; the key of a session is."""
     heard: list[list[bytes]] = []
     with Client(order(post)) as client:
-        original = client.channel._socket.send_multipart
+        original = client.channel.socket.send_multipart
 
         def overheard(frames: list[Any], **options: Any) -> Any:
             heard.append([bytes(frame) for frame in frames])
             return original(frames, **options)
 
-        client.channel._socket.send_multipart = overheard  # type: ignore[method-assign]
+        client.channel.socket.send_multipart = overheard  # type: ignore[method-assign]
         client.say(wire.Pull())
         until(lambda: post.messages["Pull"] == 1)
         (function,) = post._functions.values()
@@ -283,7 +283,7 @@ def test_who_has_seen_a_password_can_neither_read_nor_submit_nor_repeat(post: Po
         assert not thief.poll(100)
         thief.close()
         context.term()
-        client.channel._socket.send_multipart = original  # type: ignore[method-assign]
+        client.channel.socket.send_multipart = original  # type: ignore[method-assign]
 
 
 def test_a_session_that_has_ended_is_no_session(post: Post) -> None:

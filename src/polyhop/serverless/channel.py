@@ -24,53 +24,53 @@ __all__ = ["Channel"]
 
 
 class Channel:
-    """Says Hello when it is made; messages go once ``enter`` has been answered."""
+    """Says Hello when it is made; messages go once ``enter`` has been answered. ``socket`` may be polled."""
 
     def __init__(self, context: zmq.Context[Any], entry: Entry, own: KeyPair, hello: wire.Hello) -> None:
         self._context, self._entry = context, entry
-        self._socket = _dealer(context)
-        guarded(self._socket, own, entry)
-        self._socket.connect(entry.address)
-        self._socket.send_multipart(wire.pack(hello))
+        self.socket = _dealer(context)
+        guarded(self.socket, own, entry)
+        self.socket.connect(entry.address)
+        self.socket.send_multipart(wire.pack(hello))
         self._sealer: Sealer | None = None
 
     def enter(self, patience_s: float) -> str | None:
         """Go from the door to the desk; or the reason why not. ``patience_s``: how long an answer is waited for."""
-        if not self._socket.poll(max(round(1000 * patience_s), 0)):
+        if not self.socket.poll(max(round(1000 * patience_s), 0)):
             return "no answer"
-        header, _ = wire.unpack(self._socket.recv_multipart())
+        header, _ = wire.unpack(self.socket.recv_multipart())
         if isinstance(header, wire.Stop):
             return header.reason
         if not isinstance(header, wire.Welcome):
             raise WireError(f"{type(header).__name__} at the door")
         self._sealer = Sealer(header.key, is_server=False)
-        self._socket.close(linger=0)
-        self._socket = _dealer(self._context)
-        self._socket.plain_username, self._socket.plain_password = (
+        self.socket.close(linger=0)
+        self.socket = _dealer(self._context)
+        self.socket.plain_username, self.socket.plain_password = (
             header.session.encode(),
             header.password.encode(),
         )
         host = self._entry.address.rsplit(":", 1)[0]
-        self._socket.connect(f"{host}:{header.port}")
+        self.socket.connect(f"{host}:{header.port}")
         return None
 
     def send(self, frames: Sequence[Any]) -> None:
         """A message of ``wire``."""
         assert self._sealer is not None, "it has not been let in"
-        self._socket.send_multipart(self._sealer.seal(frames), copy=False)
+        self.socket.send_multipart(self._sealer.seal(frames), copy=False)
 
     def poll(self, patience_s: float) -> bool:
         """Whether a message is there, after waiting for one."""
-        return bool(self._socket.poll(max(round(1000 * patience_s), 0)))
+        return bool(self.socket.poll(max(round(1000 * patience_s), 0)))
 
     def receive(self) -> list[memoryview]:
         """The next message; SealError if it is none of the server's."""
         assert self._sealer is not None, "it has not been let in"
-        return self._sealer.open([frame.buffer for frame in self._socket.recv_multipart(copy=False)])
+        return self._sealer.open([frame.buffer for frame in self.socket.recv_multipart(copy=False)])
 
     def close(self, linger_ms: int) -> None:
         """Wait at most so long for messages that have not left."""
-        self._socket.close(linger=linger_ms)
+        self.socket.close(linger=linger_ms)
 
 
 def _dealer(context: zmq.Context[Any]) -> zmq.Socket[bytes]:

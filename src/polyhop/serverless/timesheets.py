@@ -46,6 +46,11 @@ class Timesheets:
         self.busy_ms += busy
         self.num_tasks += 1
 
+    @property
+    def num_at_work(self) -> int:
+        """Functions that have brought a result."""
+        return sum(sheet.num_tasks > 0 for sheet in list(self._sheets.values()))
+
     def of(self, function: str) -> Timesheet:
         """An empty one of a function that was never heard of."""
         return self._sheets.get(function) or Timesheet()
