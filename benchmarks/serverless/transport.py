@@ -3,7 +3,8 @@
 tasks_per_s_4mb   two functions, 4 MB each way, add a row to each row
 empty_task_ms     one function that asks for a task when it has done one; tasks of one row of one column
 streaming_speedup one function, one task at a time: 16 MB of rows in one message, and in several of which the first are
-                  computed while the others come (602 -> 128 columns). Both ways in turn, each turn's ratio
+                  computed while the others come (602 -> 128 columns). Both ways in turn, each turn's ratio. Needs a free
+                  core: where others have them all, nothing can be done at the same time, and there is nothing to gain
 streaming_rate    the same with tasks enough that the next is always on its way: there is less to gain
 recovery_s        from kill -9 of the only function that has a task to the result, brought by another that waits: by its
                   lease (nobody tells the server of the death), and when the launcher tells it

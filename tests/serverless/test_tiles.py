@@ -190,6 +190,19 @@ def test_fixed_rows_get_no_gradient_and_missing_ones_count_as_zero() -> None:
     same(weight_grads, expected[1])
 
 
+def test_gradients_of_some_outputs_may_come_in_blocks() -> None:
+    rows, weights = random_of(HIDDEN, 19)
+    only = {"m": grads_of(forward(HIDDEN, rows, weights)[0])["m"]}
+    expected = backward(HIDDEN, rows, weights, only, 4)
+    found = backward(
+        HIDDEN, blocks(rows, [5, 8]), weights, blocks(only, [8]), 4, num_rows=19, grad_names=("m",)
+    )
+    same(found[0], expected[0])
+    same(found[1], expected[1])
+    with pytest.raises(InputError, match=r"a block has \['m'\], expected \['h', 'm'\]"):
+        backward(HIDDEN, blocks(rows, []), weights, blocks(only, []), 4, num_rows=19)
+
+
 def test_results_share_no_memory() -> None:
     """What a caller adds in place to one result must not change another, nor what it gave."""
     program = Program({"a": Row((2,)), "b": Row((2,))}, {}, (Call("add", ("a", "b"), ("c",)),), ("c", "a"))

@@ -6,11 +6,12 @@
     back      server: gradients of messages (the sum over the transposed edges) and of weights (a product for each edge
               and head); function: gradients of scores
 
-Bytes of an interval, layer and epoch, v being those of a value: 2 x (indices of edges + 8 D + v H (S + D)) + v H (S + D) +
-2 v H E, and v H E more where weights are not computed again. With int32 indices and float32 that is 8 + 8 H for each edge,
-where a server that computes attention by itself (the default) sends nothing: its softmax reads the same edges for the sum
-anyway. So this is better only where exp and divisions of E x H weights are what a server has no cores for while its network
-has nothing to do; then functions take all of the work that attention has beyond a plain weighted sum.
+Edges travel with every task: functions keep nothing of them. Bytes of an interval, layer and epoch, v being those of a value
+and E counting added loops: 2 (8 (D + 1) + 4 E) + 3 v H (S + D) + 2 v H E, and v H E more where weights are not computed
+again; so 8 + 8 H for each edge in float32. A server that computes attention by itself (the default) sends nothing, and its
+fused kernel goes over the edges once. This is better only where weights (exponentials, divisions) are what a server has no
+cores for while its network has nothing to do: where its free cores make fewer of the H weights of an edge in a second than
+the link carries bytes in a second / (8 / H + 8).
 
 Legend: D rows of an interval, S sources of it, E edges, H heads, C channels of a head.
 """

@@ -267,10 +267,8 @@ class Server:
         step = 2 * len(self._chain) - 1 - place if is_backward else place
         key, version = TaskKey(state.epoch, step, number, place, is_backward), state.version
         assert version is not None
-        is_cut = self.settings.streams and isinstance(
-            self._chain[place], Dense
-        )  # edges are needed all at once
-        first, *more = cut(rows) if is_cut else [flat(rows)]
+        has_tiles = isinstance(self._chain[place], Dense)  # edges are needed all at once
+        first, *more = cut(rows) if has_tiles and self.settings.streams else [flat(rows)]
         num_rows = self._by_number[number].num_rows
 
         def weights() -> tuple[dict[str, Any], Mapping[str, Any]]:
