@@ -1,12 +1,15 @@
 """The crew: keeps as many functions alive as are wanted while there is work, and says which have gone.
 
 A thread looks at the launcher some times a second. What a function that is gone had leased is given to others at once;
-one that ends with work left is replaced. Functions that fail as soon as they are started, one after another, end the run.
+one that ends with work left is replaced. One whose leases have all run out may still bring its results, so it is let be,
+but another is started beside it: not even functions that all hang hold a run up. Functions that fail as soon as they are
+started, one after another, end the run.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -74,7 +77,8 @@ class Crew:
                 )
                 self._in_a_row = 0
         if len(self._post.ledger):
-            self._launcher.ensure(self._wanted())
+            hanging = self._post.ledger.overdue(time.monotonic()) & set(self._launcher.alive)
+            self._launcher.ensure(self._wanted() + min(len(hanging), self._wanted()))
 
     def close(self) -> None:
         """No more functions; those that wait for work have been told to end."""
