@@ -1,7 +1,9 @@
 """The crew: keeps as many functions alive as are wanted while there is work, and says which have gone.
 
 A thread looks at the launcher some times a second. What a function that is gone had leased is given to others at once;
-one that ends with work left is replaced. Functions that fail as soon as they are started, one after another, end the run.
+one that ends with work left is replaced. One whose leases have all run out may still bring its results, so it is let be,
+but another is started beside it: not even functions that all hang hold a run up. Functions that fail as soon as they are
+started, one after another, end the run.
 """
 
 from __future__ import annotations
@@ -77,7 +79,8 @@ class Crew:
                 )
                 self._in_a_row = 0
         if len(self._post.ledger):
-            made = self._launcher.ensure(self._wanted())
+            hanging = self._post.ledger.overdue(time.monotonic()) & set(self._launcher.alive)
+            made = self._launcher.ensure(self._wanted() + min(len(hanging), self._wanted()))
             self.started |= dict.fromkeys(made, time.time())
 
     def _went(self, function: Ended) -> None:

@@ -76,12 +76,13 @@ class LocalLauncher:
 
     @property
     def alive(self) -> list[str]:
-        """Names of the functions that run."""
-        return [name for name, each in self._running.items() if each.process.poll() is None]
+        """Names of the functions that run. Other threads may ask."""
+        return list(self.pids)
 
     @property
     def pids(self) -> dict[str, int]:
-        return {name: self._running[name].process.pid for name in self.alive}
+        running = list(self._running.items())
+        return {name: each.process.pid for name, each in running if each.process.poll() is None}
 
     def ensure(self, wanted: int) -> list[str]:
         """Start functions until so many are alive; names of the new ones. More than wanted are left to end by themselves."""
