@@ -164,6 +164,10 @@ class Ledger(Generic[W]):
         """Functions that have a lease which has not run out."""
         return {lease.function for lease in self._leases.values() if lease.deadline > now}
 
+    def has(self, function: str) -> bool:
+        """Whether a function may still bring a result that counts."""
+        return any(each.function == function and each.key in self._open for each in self._leases.values())
+
     def give_up(self, key: TaskKey, number: int) -> None:
         """A function says that it cannot: its lease runs out now."""
         lease = self._leases.get(number)

@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,6 +109,8 @@ class _Function:
     held: frozenset[tuple[int, int]] = frozenset()
     wishes: int = 0
     seen: float = 0.0
+    is_leaving: bool = False  # it gets no more tasks
+    is_dismissed: bool = False  # and has been told so
 
 
 class Post:
@@ -132,6 +134,8 @@ class Post:
         self.messages: Counter[str] = Counter()
         self.sheets = Timesheets()
         self._keys, self._limits, self._clock = keys, limits, clock
+        # Functions, when ``limit`` was last called; of those that are stuck all leases have run out.
+        self.num_serving = self.num_stuck = 0
         self._functions: dict[bytes, _Function] = {}
         self._wishing: deque[bytes] = deque()
         self._failures: Counter[TaskKey] = Counter()
@@ -187,6 +191,13 @@ class Post:
     def dismiss(self, reason: str) -> None:
         """Functions are told to end: those that wait for work, and those that come from now on."""
         self._order(lambda: self._dismiss(reason))
+
+    def limit(self, alive: Collection[str], wanted: int) -> None:
+        """Of the functions that are alive no more than so many get tasks; others are told to end once they have none.
+
+        Those that are stuck do not count.
+        """
+        self._order(lambda: self._limit(alive, wanted))
 
     def news(self) -> list[Came | Left]:
         """Functions that came or left since the last call, in order, for launchers that cannot see their functions.
@@ -314,6 +325,7 @@ class Post:
             function.held = frozenset(header.held)
             function.wishes += 1
             self._wishing.append(function.identity)
+            self._let_go(function)
         elif isinstance(header, wire.Push):
             verdict, work = self.ledger.commit(header.key, header.lease, self._clock())
             self.received["results"] += wire.num_bytes(arrays)
@@ -363,11 +375,37 @@ class Post:
             elif now - each.seen > _SILENT_S and each.name not in at_work:
                 self._lose(each.name, Left(each.name, True, f"nothing was heard of it for {_SILENT_S:g} s"))
 
+    def _limit(self, alive: Collection[str], wanted: int) -> None:
+        now = self._clock()
+        at_work = self.ledger.holders(now)
+        here = [each for each in self._functions.values() if each.name in alive and not each.is_dismissed]
+        stuck = [
+            each
+            for each in here
+            if not each.wishes and each.name not in at_work and now - each.seen > self.ledger.terms.floor_s
+        ]
+        self.num_stuck = len(stuck)
+        leaving = [each for each in here if each.is_leaving]
+        serving = [each for each in here if not each.is_leaving and each not in stuck]
+        self.num_serving = min(len(serving) + len(leaving), wanted)
+        for each in sorted(serving, key=lambda each: each.name in at_work)[: max(len(serving) - wanted, 0)]:
+            each.is_leaving = True
+            self._let_go(each)
+        for each in leaving[: max(wanted - len(serving), 0)]:
+            each.is_leaving = False
+            self._wishing.extend([each.identity] * each.wishes)
+
+    def _let_go(self, function: _Function) -> None:
+        """A function that is leaving is told to end, unless it has something to do."""
+        if function.is_leaving and not function.is_dismissed and not self.ledger.has(function.name):
+            function.is_dismissed = True
+            self._reply(function.identity, wire.Stop("fewer functions are wanted"))
+
     def _serve(self) -> None:
         """Meet wishes while there are tasks."""
         while self._wishing and not self._is_broken:
             function = self._functions.get(self._wishing[0])
-            if function is None or function.wishes == 0:
+            if function is None or function.wishes == 0 or function.is_leaving:
                 self._wishing.popleft()
                 continue
             found = self.ledger.lease(function.name, self._clock())

@@ -152,6 +152,11 @@ class Server:
                     alive()
             return self._done.pop(epoch)
 
+    @property
+    def num_ready(self) -> int:
+        """Graph operations that wait for this server."""
+        return len(self._ready)
+
     def close(self) -> None:
         self.post.inbox.put(None)
         self._thread.join(timeout=10)
