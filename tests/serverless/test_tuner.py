@@ -92,6 +92,11 @@ def test_numbers_stay_within_what_may_be() -> None:
     assert Tuner(replace(BOUNDS, start=0, most=0)).wanted == 1
 
 
+def test_what_costs_nothing_is_judged_by_its_time() -> None:
+    free = replace(BOUNDS, server_dollars_s=0.0, function_dollars_s=0.0)
+    assert played(Tuner(free), Machine(free))[-1] == 12  # all intervals at once
+
+
 def test_no_more_functions_where_no_task_waits() -> None:
     """Whatever the formula hopes."""
     machine = Machine()

@@ -125,6 +125,7 @@ class Tuner:
         is_usual = len(self._unsteady) >= UNSTEADY and sum(self._unsteady) >= UNSTEADY_S
         if not look.num_epochs or not (is_known or is_usual):
             return self._midway(look)
+        self._unsteady = []
         self._rates.see(look)
         number = min(max(look.num_functions, 1), self.most)
         self._tried.setdefault(number, deque(maxlen=KEPT)).append(look.seconds / look.num_epochs)
@@ -159,7 +160,8 @@ class Tuner:
     def value(self, number: int) -> float:
         """1 / (T(n) x C(n)), of an epoch."""
         seconds, bounds = self.epoch_s(number), self.bounds
-        return 1 / (seconds * seconds * (bounds.server_dollars_s + number * bounds.function_dollars_s))
+        dollars_s = bounds.server_dollars_s + number * bounds.function_dollars_s
+        return 1 / (seconds * seconds * (dollars_s or 1.0))  # what costs nothing is judged by its time
 
     def _shape(self, number: int, hides: bool) -> float:
         """Of an epoch, what the number of functions matters to; ``hides``: the longer work hides the shorter."""
