@@ -66,7 +66,7 @@ class Workload:
     numbers: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12)
     intervals: int = 24
     layers: int = 2
-    epochs: int = 60
+    epochs: int = 100
 
     def epochs_with(self, functions: int | str) -> int:
         """Fewer where few functions would take long; value is that of one epoch."""
@@ -82,9 +82,7 @@ class Workload:
 
 WORKLOADS = (
     Workload("latency, 192 MB", 4000, 60_000, 16, 0.05, 192),
-    Workload(
-        "graph work, 1769 MB", 30_000, 5_000_000, 64, 0.05, 1769, (1, 2, 3, 4, 6, 8), layers=3, epochs=24
-    ),
+    Workload("graph work, 1769 MB", 30_000, 5_000_000, 64, 0.05, 1769, layers=3, epochs=36),
 )
 
 

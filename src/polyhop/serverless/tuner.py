@@ -155,7 +155,7 @@ class Tuner:
         hopes = [base + self._shape(number, hides) - self._shape(near, hides) for hides in (True, False)]
         if number < near:
             return max(min(*hopes, self._shape(number, hides=False)), base)
-        return max(min(hopes), base * near / number)
+        return max(min(hopes), base * min(self._work(number) / (self._work(near) or 1.0), 1.0))
 
     def value(self, number: int) -> float:
         """1 / (T(n) x C(n)), of an epoch."""
@@ -163,14 +163,18 @@ class Tuner:
         dollars_s = bounds.server_dollars_s + number * bounds.function_dollars_s
         return 1 / (seconds * seconds * (dollars_s or 1.0))  # what costs nothing is judged by its time
 
-    def _shape(self, number: int, hides: bool) -> float:
-        """Of an epoch, what the number of functions matters to; ``hides``: the longer work hides the shorter."""
+    def _work(self, number: int) -> float:
+        """Of an epoch, seconds of so many functions."""
         rates, bounds = self._rates, self.bounds
         at_once = bounds.intervals / ceil(bounds.intervals / (bounds.at_a_time * number))
         computing = min(number, bounds.intervals, bounds.cores)
-        work = rates.num_tasks * max(rates.leased_s / at_once, rates.busy_s / computing)
-        together = max(rates.graph_s, work) if hides else rates.graph_s + work
-        return max(together, rates.num_bytes / bounds.link_bytes)
+        return rates.num_tasks * max(rates.leased_s / at_once, rates.busy_s / computing)
+
+    def _shape(self, number: int, hides: bool) -> float:
+        """Of an epoch, what the number of functions matters to; ``hides``: the longer work hides the shorter."""
+        graph_s, work_s = self._rates.graph_s, self._work(number)
+        together = max(graph_s, work_s) if hides else graph_s + work_s
+        return max(together, self._rates.num_bytes / self.bounds.link_bytes)
 
     def _by_value(self, now: int, look: Look) -> Decision | None:
         best = max(self._reach(now, look), key=lambda number: (self.value(number), -number))
@@ -190,7 +194,7 @@ class Tuner:
         """Before an epoch has been measured."""
         bounds, busy_s = self.bounds, self.bounds.at_a_time * look.busy_s
         of_cores = ceil(bounds.cores * look.leased_s / busy_s) if busy_s and bounds.cores < inf else self.most
-        number = min(2 * self.wanted, self.most, of_cores)
+        number = min(JUMP * self.wanted, self.most, of_cores, ceil(bounds.intervals / bounds.at_a_time))
         if self._tried or look.num_functions != self.wanted or number <= self.wanted or look.waiting is None:
             return None
         if look.waiting < PILE * bounds.at_a_time * self.wanted or look.ready > look.waiting / JUMP:
