@@ -33,6 +33,7 @@ BENCHES: dict[str, dict[str, int]] = {
         "savings": 1,
         "scale": 1,
         "value": 1,
+        "tuner": 1,
     },
 }
 WITHOUT_PEERS = {

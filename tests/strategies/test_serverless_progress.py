@@ -31,7 +31,8 @@ from polyhop.partition import partition, share
 from polyhop.serverless.bill import Bill
 from polyhop.serverless.ledger import Ledger, Terms
 from polyhop.serverless.wire import TaskKey
-from polyhop.strategies import serverless_step
+from polyhop.strategies import serverless_live, serverless_step
+from polyhop.strategies.serverless_live import Live, in_words
 from polyhop.train import progress
 from polyhop.trainer import Trainer
 
@@ -59,24 +60,20 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Facts as ledger and crew had them whenever they were shown; tasks take a while, and the first wave of leases runs
     out, so that some are given again."""
     seen: list[dict[str, Any]] = []
-    facts = serverless_step.ServerlessStep.facts
+    facts = serverless_live.Live.facts
 
-    def watched(step: Any) -> dict[str, Any]:
-        found = facts(step)
-        ledger = step.post.ledger
-        if step._line.rank == 0:
-            assert found["functions"] <= 2
-            assert found["in_flight"] + found["waiting"] <= len(step.server._by_number)
-            assert found["again"] <= ledger.counts["leased"]
-            seen.append({**found, "text": serverless_step.in_words(found, 0, 2)})
+    def watched(live: Any) -> dict[str, Any]:
+        found = facts(live)
+        if live._rank == 0:
+            seen.append({**found, "text": in_words(found, 0, 2)})
         return found
 
-    monkeypatch.setattr(serverless_step.ServerlessStep, "facts", watched)
+    monkeypatch.setattr(serverless_live.Live, "facts", watched)
     monkeypatch.setattr(serverless_step, "TERMS", Terms(floor_s=0.3, ratio=5.0, cold_s=0.3))
     monkeypatch.setattr(
         serverless_step, "LocalLauncher", lambda order: ThreadLauncher(replace(order, latency_s=0.35))
     )
-    monkeypatch.setattr(serverless_step, "_TELLS_S", 0.05)
+    monkeypatch.setattr(serverless_live, "_TELLS_S", 0.05)
     monkeypatch.setattr(progress, "_STEP_LINE_EVERY_S", 0.5)
     monkeypatch.setattr(progress, "_LIVE_EVENT_EVERY_S", 0.5)
     return seen
@@ -93,16 +90,18 @@ def test_facts_are_those_of_ledger_and_crew() -> None:
     ledger.commit(first[0].key, first[0].number, 0.5)
     ledger.expire(2.0)
     assert [ledger.lease("g", 2.0) is not None for _ in range(2)] == [True, True]
-    step = SimpleNamespace(
-        post=SimpleNamespace(ledger=ledger),
-        crew=SimpleNamespace(num_alive=3),
-        books=SimpleNamespace(so_far=lambda: Bill(requests=Fraction(1, 4))),
+    live: Any = Live(
+        cast(Any, SimpleNamespace(ledger=ledger)),
+        cast(Any, SimpleNamespace(num_alive=3)),
+        cast(Any, SimpleNamespace(so_far=lambda: Bill(requests=Fraction(1, 4)), note=lambda: None)),
+        0,
+        1,
     )
-    found = serverless_step.ServerlessStep.facts(cast(Any, step))
+    found = live.facts()
     assert found == {"functions": 3, "in_flight": 2, "waiting": 4, "again": 1, "dollars": 0.25}
     text = "3 functions  2 tasks in flight  4 waiting  1 given again  $0.250000"
-    assert serverless_step.in_words(found, 0, 1) == text
-    assert serverless_step.in_words(found, 0, 2) == f"{text}  (server 0 of 2)"
+    assert in_words(found, 0, 1) == text
+    assert in_words(found, 0, 2) == f"{text}  (server 0 of 2)"
 
 
 def check(shown: list[str], told: list[dict[str, Any]]) -> None:

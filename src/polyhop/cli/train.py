@@ -317,9 +317,12 @@ def command(
         ),
     ] = None,
     functions: Annotated[
-        int,
-        typer.Option(help="Functions of each rank of strategy serverless.", rich_help_panel="Ranks"),
-    ] = 2,
+        str,
+        typer.Option(
+            help="Functions of each rank of strategy serverless: a number, or auto (as many as are worth most).",
+            rich_help_panel="Ranks",
+        ),
+    ] = "2",
     function_launcher: Annotated[
         str,
         typer.Option(
@@ -544,7 +547,7 @@ def command(
         "history_gradients": history_gradients,
         "history_sweeps": int(history_sweeps) if history_sweeps.isdecimal() else history_sweeps,
         "history_bound": history_bound,
-        "functions": functions,
+        "functions": int(functions) if functions.isdecimal() else functions,
         "function_launcher": function_launcher,
         "function_command": function_command,
         "function_host": function_host,

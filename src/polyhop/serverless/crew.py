@@ -1,9 +1,9 @@
 """The crew: keeps as many functions alive as are wanted while there is work, and says which have gone.
 
 A thread looks at the launcher some times a second. What a function that is gone had leased is given to others at once;
-one that ends with work left is replaced. One whose leases have all run out may still bring its results, so it is let be,
-but another is started beside it: not even functions that all hang hold a run up. Functions that fail as soon as they are
-started, one after another, end the run.
+one that ends with work left is replaced. One whose leases have all run out is stuck: it may still bring its results, so it
+is let be, but another is started beside it: not even functions that all hang hold a run up. Where fewer are wanted, those
+that have nothing to do are told to end. Functions that fail as soon as they are started, one after another, end the run.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from polyhop.serverless.post import Broken, Post
 __all__ = ["Crew", "Launcher"]
 
 _LOOKS_S = 0.1
+_STUCK = 4  # functions that are made up for, per one that is wanted
 _FAILURES = 20  # in a row, with nothing done between them, or
 _WAVES = 3  # that died whole, where there are many functions
 
@@ -78,9 +79,11 @@ class Crew:
                     )
                 )
                 self._in_a_row = 0
+        wanted = self._wanted()
+        self._post.limit(frozenset(self._launcher.alive), wanted)
         if len(self._post.ledger):
-            hanging = self._post.ledger.overdue(time.monotonic()) & set(self._launcher.alive)
-            made = self._launcher.ensure(self._wanted() + min(len(hanging), self._wanted()))
+            stuck = min(self._post.num_stuck, _STUCK * wanted)
+            made = self._launcher.ensure(wanted + stuck)
             self.started |= dict.fromkeys(made, time.time())
 
     def _went(self, function: Ended) -> None:

@@ -166,12 +166,9 @@ class Ledger(Generic[W]):
         """Functions that have a lease which has not run out."""
         return {lease.function for lease in self._leases.values() if lease.deadline > now}
 
-    def overdue(self, now: float) -> set[str]:
-        """Functions that have leases, all of which have run out: they are slow, hang, or are gone."""
-        leases = list(self._leases.values())  # other threads may ask
-        return {lease.function for lease in leases if lease.deadline <= now} - {
-            lease.function for lease in leases if lease.deadline > now
-        }
+    def has(self, function: str) -> bool:
+        """Whether a function may still bring a result that counts."""
+        return any(each.function == function and each.key in self._open for each in self._leases.values())
 
     def give_up(self, key: TaskKey, number: int) -> None:
         """A function says that it cannot: its lease runs out now."""

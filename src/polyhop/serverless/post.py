@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from hmac import compare_digest
 from typing import Any, SupportsInt
@@ -122,6 +122,8 @@ class _Function:
     held: frozenset[tuple[int, int]] = frozenset()
     wishes: int = 0
     seen: float = 0.0
+    is_leaving: bool = False  # it gets no more tasks
+    is_dismissed: bool = False  # and has been told so
 
 
 class Post:
@@ -146,6 +148,8 @@ class Post:
         self.messages: Counter[str] = Counter()
         self.sheets = Timesheets()
         self._keys, self._limits, self._clock, self._trace = keys, limits, clock, trace
+        # Functions, when ``limit`` was last called; of those that are stuck all leases have run out.
+        self.num_serving = self.num_stuck = 0
         self._functions: dict[str, _Function] = {}  # by session
         self._wishing: deque[_Function] = deque()
         self._failures: Counter[TaskKey] = Counter()
@@ -192,6 +196,13 @@ class Post:
     def dismiss(self, reason: str) -> None:
         """Functions are told to end: those that wait for work, and those that come from now on."""
         self._order(lambda: self._dismiss(reason))
+
+    def limit(self, alive: Collection[str], wanted: int) -> None:
+        """Of the functions that are alive no more than so many get tasks; others are told to end once they have none.
+
+        Those that are stuck do not count.
+        """
+        self._order(lambda: self._limit(alive, wanted))
 
     def news(self) -> list[Came | Left]:
         """Functions that came or left since the last call, in order, for launchers that cannot see their functions.
@@ -348,6 +359,7 @@ class Post:
             function.held = frozenset(header.held)
             function.wishes += 1
             self._wishing.append(function)
+            self._let_go(function)
             if self._over:
                 self._reply(function, wire.Stop(self._over))
         elif isinstance(header, wire.Push):
@@ -400,11 +412,39 @@ class Post:
             elif now - each.seen > _SILENT_S and each.name not in at_work:
                 self._lose(each.name, Left(each.name, True, f"nothing was heard of it for {_SILENT_S:g} s"))
 
+    def _limit(self, alive: Collection[str], wanted: int) -> None:
+        now = self._clock()
+        at_work = self.ledger.holders(now)
+        known = [each for each in self._functions.values() if each.identity is not None]
+        here = [each for each in known if each.name in alive and not each.is_dismissed]
+        stuck = [
+            each
+            for each in here
+            if not each.wishes and each.name not in at_work and now - each.seen > self.ledger.terms.floor_s
+        ]
+        self.num_stuck = len(stuck)
+        leaving = [each for each in here if each.is_leaving]
+        serving = [each for each in here if not each.is_leaving and each not in stuck]
+        self.num_serving = min(len(serving) + len(leaving), wanted)
+        for each in sorted(serving, key=lambda each: each.name in at_work)[: max(len(serving) - wanted, 0)]:
+            each.is_leaving = True
+            self._let_go(each)
+        for each in leaving[: max(wanted - len(serving), 0)]:
+            each.is_leaving = False
+            self._wishing.extend([each] * each.wishes)
+
+    def _let_go(self, function: _Function) -> None:
+        """A function that is leaving is told to end, unless it has something to do."""
+        if function.is_leaving and not function.is_dismissed and not self.ledger.has(function.name):
+            function.is_dismissed = True
+            self._reply(function, wire.Stop("fewer functions are wanted"))
+
     def _serve(self) -> None:
         """Meet wishes while there are tasks."""
         while self._wishing and not self._is_broken:
             function = self._wishing[0]
-            if function.session.name not in self._functions or function.wishes == 0:
+            is_here = function.session.name in self._functions
+            if not is_here or function.wishes == 0 or function.is_leaving:
                 self._wishing.popleft()
                 continue
             found = self.ledger.lease(function.name, self._clock())

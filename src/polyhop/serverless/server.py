@@ -175,6 +175,11 @@ class Server:
                 del self._done[passed]  # of a run that went on after them
             return self._done.pop((epoch, group))
 
+    @property
+    def num_ready(self) -> int:
+        """Graph operations that wait for this server."""
+        return len(self._ready)
+
     def close(self) -> None:
         self.post.inbox.put(None)
         self._thread.join(timeout=10)

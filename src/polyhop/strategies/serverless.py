@@ -42,7 +42,7 @@ class Config:
     feature_dtype: str = "auto"  # of the input rows of the halo, which cross once
     max_epochs: int = 1  # none is begun after the last
     seed: int = 0
-    functions: int = 2  # of each server
+    functions: int | str = 2  # of each server; "auto": as many as are worth most
     intervals: int = 16  # of each server
     staleness: int | None = None  # None: pipe
     weight_steps: int = 1  # an epoch; more: of a group of intervals each, not waiting for the others

@@ -9,7 +9,7 @@ import json
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -57,6 +57,10 @@ class Tariff:
         memory = prices.functions.checked(memory_mb)
         limit = min(limit_s, prices.functions.limit_s)
         return cls(prices, kind, memory, limit, options.function_launcher == "local")
+
+    def with_memory(self, memory_mb: int) -> Tariff:
+        """Of functions as they turned out to be."""
+        return replace(self, memory_mb=self.prices.functions.checked(memory_mb))
 
     @property
     def server_dollars_s(self) -> float:

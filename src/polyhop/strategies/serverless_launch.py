@@ -33,7 +33,7 @@ class FunctionOptions(Protocol):
     """What is used of the strategy's options."""
 
     @property
-    def functions(self) -> int: ...
+    def functions(self) -> int | str: ...
     @property
     def function_launcher(self) -> str: ...
     @property
@@ -60,7 +60,7 @@ class Launching:
         if options.function_launcher == "ray":
             from polyhop.serverless.ray_launcher import RayCluster
 
-            self._cluster = RayCluster(options.functions)
+            self._cluster = RayCluster(options.functions if isinstance(options.functions, int) else None)
             self.host = self.host or self._cluster.address
         elif options.function_launcher == "aws":
             from polyhop.serverless.aws import lambda_client

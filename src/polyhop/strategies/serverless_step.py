@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-import time
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,22 +27,20 @@ from polyhop.serverless.secrets import Entry, KeyPair
 from polyhop.serverless.segments import Graph, Segment, segments
 from polyhop.serverless.server import Server, Settings
 from polyhop.serverless.server_rows import ServerRows
+from polyhop.serverless.tuner import Tuner
 from polyhop.strategies.held import HeldPart
 from polyhop.strategies.serverless_books import BillOptions, Books, Tariff, told
 from polyhop.strategies.serverless_cost import Mode, account
 from polyhop.strategies.serverless_launch import FunctionOptions, Launching
+from polyhop.strategies.serverless_live import Live, Tell
+from polyhop.strategies.serverless_tuning import AUTO, Tuning, bounds_of
 from polyhop.strategies.step import Team
 from polyhop.trace import Trace
 
-__all__ = ["TERMS", "Options", "ServerlessStep", "Tell", "in_words"]
+__all__ = ["TERMS", "Options", "ServerlessStep"]
 
 TERMS = Terms()
 """How long leases last."""
-
-Tell = Callable[[str, dict[str, Any]], None]
-"""Shows what is going on: in words, and as values."""
-
-_TELLS_S = 0.25
 
 
 class Options(FunctionOptions, BillOptions, Protocol):
@@ -90,6 +88,7 @@ class ServerlessStep:
     ) -> None:
         part, line, placement = graph.stored("strategy 'serverless'"), team.line, whole.placement
         self._line, self._team, self._config, self._model, self._trace = line, team, config, model, trace
+        self.notes: list[str] = []
         count = sum(_each(train_ids.numel(), line)) * terms_per_row
         if count == 0:
             raise ConfigError(
@@ -152,20 +151,20 @@ class ServerlessStep:
             self.launcher: Launcher = (
                 (local or LocalLauncher)(order) if is_local else launching.launcher(order, self.post)
             )
+            tariff = tariff.with_memory(getattr(self.launcher, "memory_mb", tariff.memory_mb))
         except BaseException:
             self.server.close()
             self.post.close()
             raise
-        self.crew = Crew(self.launcher, self.post, lambda: config.functions)
-        memory_mb = getattr(self.launcher, "memory_mb", tariff.memory_mb)
-        self.books = Books(line.rank, self.crew, self.post.sheets, replace(tariff, memory_mb=memory_mb))
+        self.tuning = self._tuned(tariff, trace) if config.functions == AUTO else None
+        self.crew = Crew(self.launcher, self.post, self._wanted)
+        self.books = Books(line.rank, self.crew, self.post.sheets, tariff)
+        self.live = Live(self.post, self.crew, self.books, line.rank, line.num_ranks)
         self._version, self._begun, self.is_stop_agreed = -1, -1, False
-        self._tell: Tell | None = None
-        self._told_at = 0.0
         rows = [each.num_rows for each in self.intervals]
         mode = "pipe" if config.staleness is None else f"staleness {config.staleness}"
         mode += f", {config.weight_steps} steps an epoch" if config.weight_steps > 1 else ""
-        self.notes = [
+        self.notes += [
             f"{len(rows)} intervals of {min(rows, default=0)} to {max(rows, default=0)} nodes a server, {mode}, "
             f"{config.functions} functions a server ({sum(isinstance(s, Graph) for s in chain)} graph operations)"
         ]
@@ -178,6 +177,8 @@ class ServerlessStep:
         )
         job, *keys = _shared_text(text, line)[0].split("|")
         self._job, self._functions = job, KeyPair(*keys[:2])
+        own_host = socket.gethostname()
+        self._num_here = _shared_text(own_host, line).count(own_host)  # ranks that share its cores
         self.post = Post(
             job,
             Keys(own, KeyPair(*keys[2:]), self._functions.public),
@@ -187,6 +188,14 @@ class ServerlessStep:
         )
         entries = _shared_text(f"{self.post.entry.address}|{own.public}", line)
         self.post.connect({q: Entry(*each.split("|")) for q, each in enumerate(entries) if q != line.rank})
+
+    def _tuned(self, tariff: Tariff, trace: Trace) -> Tuning:
+        bounds = bounds_of(tariff, len(self.intervals.own), self._line.num_ranks, self._num_here)
+        return Tuning(Tuner(bounds), self.post, self.server, self.notes.append, trace)
+
+    def _wanted(self) -> int:
+        """Functions, as things are."""
+        return self.tuning.wanted() if self.tuning is not None else int(self._config.functions)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:
         return iter(range(start, self.num_steps))
@@ -198,8 +207,10 @@ class ServerlessStep:
         if self._begun != key.epoch:
             self._begun = key.epoch
             self.server.go(key.epoch, key.epoch + (self._config.staleness or 0))
-        found = self.server.wait(key.epoch, batch, self._tick)
-        self._tick()
+        found = self.server.wait(key.epoch, batch, self.live.tick)
+        self.live.tick()
+        if self.tuning is not None and batch == self.num_steps - 1:
+            self.tuning.epoch_ended()
         trained = [(name, p) for name, p in names.items() if p.requires_grad]
         own = [found.gradients.get(name, torch.zeros_like(p)).reshape(-1) for name, p in trained]
         wish = float(self._team.asks_to_stop() or self.is_stop_agreed)
@@ -228,27 +239,7 @@ class ServerlessStep:
 
     def watch(self, tell: Tell) -> None:
         """``tell`` is called now and then while epochs are waited for."""
-        self._tell = tell
-
-    def _tick(self) -> None:
-        """Something to see, and something on paper, now and then."""
-        if time.monotonic() - self._told_at >= _TELLS_S:
-            self._told_at = time.monotonic()
-            self.books.note()
-            if self._tell is not None:
-                facts = self.facts()
-                self._tell(in_words(facts, self._line.rank, self._line.num_ranks), facts)
-
-    def facts(self) -> dict[str, Any]:
-        """What this rank's server and its functions are doing."""
-        ledger = self.post.ledger
-        return {
-            "functions": self.crew.num_alive,
-            "in_flight": ledger.num_leased,
-            "waiting": ledger.num_waiting,
-            "again": ledger.counts["again"],
-            "dollars": float(self.books.so_far().dollars),
-        }
+        self.live.tell = tell
 
     def keep_records(self, folder: Path) -> None:
         """What functions are paid for goes to a run's folder."""
@@ -309,15 +300,6 @@ def _fixed(
                     mine[segment.gives] = layers[segment.layer].aggregate(interval.block, read, None)
         found[interval.number] = mine
     return found
-
-
-def in_words(facts: dict[str, Any], rank: int, num_ranks: int) -> str:
-    """A line of what goes on; figures are those of this rank's server."""
-    of = f"  (server {rank} of {num_ranks})" if num_ranks > 1 else ""
-    return (
-        f"{facts['functions']} functions  {facts['in_flight']} tasks in flight  {facts['waiting']} waiting  "
-        f"{facts['again']} given again  ${facts['dollars']:.6f}{of}"
-    )
 
 
 def _shared_text(text: str, line: Collective) -> list[str]:

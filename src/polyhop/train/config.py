@@ -156,7 +156,9 @@ class Config:
         "auto"  # forward passes before an epoch, each of which makes one more layer of history exact
     )
     history_bound: float | None = None  # relative error of history above which chunks go together; None = any
-    functions: int = 2  # of each graph server of strategy "serverless"
+    functions: int | str = (
+        2  # of each graph server of strategy "serverless"; "auto" = as many as are worth most, as it goes
+    )
     intervals: int = 16  # into which each graph server cuts its part
     staleness: int | None = (
         None  # epochs that an interval may be ahead of the last; None = it waits for what it reads
@@ -218,7 +220,6 @@ class Config:
             "stages",
             "chunks",
             "history_period",
-            "functions",
             "intervals",
             "weight_steps",
         )
@@ -246,6 +247,8 @@ class Config:
             raise ConfigError(unknown("bits", str(self.bits), _BITS))
         if self.macro != "auto":
             _require(self, "macro", int, lambda v: v >= 1, "a whole number of at least 1, or 'auto'")
+        if self.functions != "auto":
+            _require(self, "functions", int, lambda v: v >= 1, "a whole number of at least 1, or 'auto'")
         if self.split_depth != "auto":
             _require(self, "split_depth", int, lambda v: v >= 1, "a whole number of at least 1, or 'auto'")
         if self.history_sweeps != "auto":
