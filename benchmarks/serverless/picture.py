@@ -23,11 +23,11 @@ __all__ = ["Bar", "Lane", "Row", "draw", "lanes_of"]
 LATENCY_S, FUNCTIONS, EPOCH = 0.05, 2, 3
 LEASED = "#9a9a9a"
 COLOURS = {
-    "gather (GA)": "#3f7f5f",
-    "gradient of gather (∇GA)": "#9ccfb0",
-    "apply (AV)": "#2f6fb0",
+    "gather (GA)": "#5fae85",
+    "gradient of gather (∇GA)": "#bfe3cd",
+    "apply (AV)": "#7fb0e0",
     "apply, loss and gradient (AV, ∇AV)": "#e0a030",
-    "gradient of apply (∇AV)": "#b58ad0",
+    "gradient of apply (∇AV)": "#c9a6e0",
 }
 GA, BACK_GA, AV, TURN, BACK_AV = COLOURS
 Record = dict[str, Any]

@@ -109,7 +109,9 @@ def test_the_race_ends_when_the_target_is_reached() -> None:
     reached, never = rival.finish(history, 0.3, 1), rival.finish(history, 0.9, 0)
     assert (reached.seconds, reached.epochs, never.seconds) == (8.0, 4, None)
     prices = load_prices()
-    assert reached.dollars(prices) == pytest.approx(8.0 * (0.17 / 3600 + 2 * 1769 / 1024 * 1.66667e-5), rel=1e-3)
+    assert reached.dollars(prices) == pytest.approx(
+        8.0 * (0.17 / 3600 + 2 * 1769 / 1024 * 1.66667e-5), rel=1e-3
+    )
     found = {"serverless pipe": reached, "serverless 0": never, "macro": rival.finish(history, 0.2, 0)}
     speed, dollars = rival.figures(found, 0.3, "g", prices)
     assert speed.value == pytest.approx(6 / 8)

@@ -20,7 +20,14 @@ def lease(number: int, at: float, **given: Any) -> dict[str, Any]:
 
 
 def result(number: int, at: float, busy_ms: float) -> dict[str, Any]:
-    return {"kind": "instant", "name": "result", "at": at, "lease": number, "busy_ms": busy_ms, "verdict": "ok"}
+    return {
+        "kind": "instant",
+        "name": "result",
+        "at": at,
+        "lease": number,
+        "busy_ms": busy_ms,
+        "verdict": "ok",
+    }
 
 
 RECORDS = [
@@ -29,7 +36,16 @@ RECORDS = [
     result(1, 0.9, 100),
     lease(2, 1.0),
     result(2, 1.5, 200),
-    {"kind": "span", "name": "graph", "at": 1.5, "seconds": 0.25, "interval": 3, "place": 1, "backward": False, "epoch": 1},
+    {
+        "kind": "span",
+        "name": "graph",
+        "at": 1.5,
+        "seconds": 0.25,
+        "interval": 3,
+        "place": 1,
+        "backward": False,
+        "epoch": 1,
+    },
     lease(3, 1.75, place=2, function="server0-1"),
     result(3, 2.0, 50),
     lease(4, 2.0, backward=True),

@@ -7,9 +7,9 @@
 
 Intervals are at different places at the same time, so that functions compute while the server gathers. ``staleness`` None
 (``pipe``): an interval gathers when all rows that it reads are of its epoch: the numbers of one process. S >= 0: it
-gathers what is there, but begins epoch e only when no interval anywhere is more than S epochs behind; then rows are at
-most S + 1 epochs old (checked at every read). The first epoch of a run is always run as ``pipe``: before it there is
-nothing to read.
+gathers what is there as soon as functions lack work, but begins epoch e only when no interval anywhere is more than S
+epochs behind; then rows are at most S + 1 epochs old (checked at every read). The first epoch of a run is always run as
+``pipe``: before it there is nothing to read.
 
 The engine is one thread: it alone touches tables and intervals. The training thread says how far it may go (``go``) and
 waits for epochs (``wait``). Gradients of weights are summed in the order of intervals.
@@ -17,7 +17,7 @@ waits for epochs (``wait``). Gradients of weights are summed in the order of int
 
 from __future__ import annotations
 
-import heapq
+import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -44,6 +44,11 @@ from polyhop.serverless.wire import TaskKey
 from polyhop.trace import NO_TRACE, Trace
 
 __all__ = ["Epoch", "Server", "ServerlessError", "Settings"]
+
+
+_LOOKS_S = 0.01
+_Ready = tuple[int, int, int, int]
+"""(epoch, wave, place, interval) of a graph operation that can run."""
 
 
 class ServerlessError(PolyhopError):
@@ -119,9 +124,7 @@ class Server:
         }
         self._by_number: dict[int, Interval] = {each.number: each for each in intervals}
         self._states = {number: _State() for number in self._by_number}
-        self._ready: list[
-            tuple[int, int, int]
-        ] = []  # (epoch, place, interval) of graph operations that can run
+        self._ready: list[_Ready] = []
         self._first: int | None = None  # epoch of this run
         self._limit, self._finished = -1, dict[int, int]()
         self._epochs: dict[int, list[tuple[int, float, dict[str, Any]]]] = {}
@@ -161,9 +164,14 @@ class Server:
     def _run(self) -> None:
         try:
             while True:
-                while self._ready and self.post.inbox.empty():
-                    self._gather_or_collect(*heapq.heappop(self._ready))
-                event = self.post.inbox.get()
+                while self.post.inbox.empty() and (chosen := self._chosen()) is not None:
+                    self._ready.remove(chosen)
+                    epoch, _, step, number = chosen
+                    self._gather_or_collect(epoch, step, number)
+                try:
+                    event = self.post.inbox.get(timeout=_LOOKS_S if self._ready else None)
+                except queue.Empty:
+                    continue  # functions may lack work by now
                 if event is None:
                     return
                 self._take(event)
@@ -171,6 +179,20 @@ class Server:
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
+
+    def _chosen(self) -> _Ready | None:
+        """The graph operation to run now: the least advanced, of one wave before the other. While functions have work, only
+        one that reads no older rows than it would if it waited: overlap is then not worth them."""
+        lacks = self.post.has_wishes or not len(self.post.ledger)
+        return min((each for each in self._ready if lacks or self._is_fresh(each)), default=None)
+
+    def _is_fresh(self, ready: _Ready) -> bool:
+        epoch, _, step, number = ready
+        is_backward = step >= len(self._chain)
+        place = 2 * len(self._chain) - 1 - step if is_backward else step
+        if is_backward and self._states[number].kept.get(place) is not True:
+            return True  # gives back: reads nothing of others
+        return all(tag >= epoch for tag in self._tags(number, place, is_backward))
 
     def _take(self, event: Any) -> None:
         if isinstance(event, Done):
@@ -292,7 +314,7 @@ class Server:
             if not segment.has_gradient:
                 self._end(number)
                 return
-            heapq.heappush(self._ready, (state.epoch, 2 * len(self._chain) - 1 - place, number))
+            self._can_run(number, 2 * len(self._chain) - 1 - place)
             return
         grads = {
             name: self._dropped(number, segment, state.grads.pop(name))
@@ -349,9 +371,19 @@ class Server:
         if all(self._is_readable(tag, state.epoch) for tag in self._tags(number, place, is_backward)):
             state.waits = None
             step = 2 * len(self._chain) - place - 1 if is_backward else place
-            heapq.heappush(self._ready, (state.epoch, step, number))
+            self._can_run(number, step)
             if is_backward:
                 state.kept[place] = True  # what it read has been given back
+
+    def _can_run(self, number: int, step: int) -> None:
+        self._ready.append((self._states[number].epoch, self._wave(number), step, number))
+
+    def _wave(self, number: int) -> int:
+        """Backward takes functions three times as long as forward, and the server as long: where intervals need not wait
+        for each other, half of them go ahead, so that gradients of the one half are computed while the other gathers."""
+        if self.settings.staleness is None:
+            return 0
+        return int(2 * (number - self.intervals.own[0].number) >= len(self.intervals))
 
     def _tags(self, number: int, place: int, is_backward: bool) -> list[int]:
         interval, table = self._by_number[number], self._tables[place]
