@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,7 +26,7 @@ def server(tags: dict[int, list[int]], *, wishes: bool, tasks: int = 3, stalenes
     made._states = {number: SimpleNamespace(epoch=5, kept={}) for number in tags}  # type: ignore[misc]
     made._tags = lambda number, place, is_backward: tags[number]  # type: ignore[method-assign]
     made._wave = lambda number: int(number >= 12)  # type: ignore[method-assign]
-    made._ready = []
+    made._ready, made._is_pressed = [], False
     for number in tags:
         made._can_run(number, GATHERS)
     return made
@@ -40,6 +41,15 @@ def test_while_functions_have_work_what_would_read_old_rows_waits() -> None:
 def test_where_functions_lack_work_it_does_not(wishes: bool, tasks: int) -> None:
     made = server({10: [5, 4], 11: [5, 5]}, wishes=wishes, tasks=tasks)
     assert made._chosen() == (5, 0, GATHERS, 10)
+
+
+def test_a_server_without_time_to_spare_does_not_wait() -> None:
+    made = server({10: [5, 4], 11: [5, 5]}, wishes=False)
+    now = time.perf_counter()
+    for busy_s, chosen in ((8.0, 10), (2.0, 11)):  # of ten seconds
+        made._looked, made.graph_s = (now - 10.0, 1.0), 1.0 + busy_s
+        made._look_back()
+        assert made._chosen() == (5, 0, GATHERS, chosen)
 
 
 def test_of_one_wave_before_the_other() -> None:

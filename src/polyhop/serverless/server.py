@@ -7,9 +7,9 @@
 
 Intervals are at different places at the same time, so that functions compute while the server gathers. ``staleness`` None
 (``pipe``): an interval gathers when all rows that it reads are of its epoch: the numbers of one process. S >= 0: it
-gathers what is there as soon as functions lack work, but begins epoch e only when no interval anywhere is more than S
-epochs behind; then rows are at most S + 1 epochs old (checked at every read). The first epoch of a run is always run as
-``pipe``: before it there is nothing to read.
+gathers what is there as soon as functions lack work (at once where the server has no time to spare), but begins epoch e
+only when no interval anywhere is more than S epochs behind; then rows are at most S + 1 epochs old (checked at every read).
+The first epoch of a run is always run as ``pipe``: before it there is nothing to read.
 
 The engine is one thread: it alone touches tables and intervals. The training thread says how far it may go (``go``) and
 waits for epochs (``wait``). Gradients of weights are summed in the order of intervals.
@@ -47,6 +47,7 @@ __all__ = ["Epoch", "Server", "ServerlessError", "Settings"]
 
 
 _LOOKS_S = 0.01
+_PRESSED = 0.5  # share of an epoch in graph operations above which a server does not wait for newer rows
 _Ready = tuple[int, int, int, int]
 """(epoch, wave, place, interval) of a graph operation that can run."""
 
@@ -132,6 +133,7 @@ class Server:
         self._error: BaseException | None = None
         self._changed = threading.Condition()
         self.graph_s = 0.0  # seconds in graph operations
+        self._looked, self._is_pressed = (time.perf_counter(), 0.0), False
         self._thread = threading.Thread(target=self._run, name="graph-server", daemon=True)
         self._thread.start()
 
@@ -181,10 +183,16 @@ class Server:
                 self._changed.notify_all()
 
     def _chosen(self) -> _Ready | None:
-        """The graph operation to run now: the least advanced, of one wave before the other. While functions have work, only
-        one that reads no older rows than it would if it waited: overlap is then not worth them."""
-        lacks = self.post.has_wishes or not len(self.post.ledger)
-        return min((each for each in self._ready if lacks or self._is_fresh(each)), default=None)
+        """The graph operation to run now: the least advanced, of one wave before the other. A server with time to spare runs
+        only what reads no older rows than it would if it waited, while functions have work: there is nothing to gain."""
+        hurries = self._is_pressed or self.post.has_wishes or not len(self.post.ledger)
+        return min((each for each in self._ready if hurries or self._is_fresh(each)), default=None)
+
+    def _look_back(self) -> None:
+        """Whether graph operations took most of the time since the last call."""
+        now, before = (time.perf_counter(), self.graph_s), self._looked
+        self._looked = now
+        self._is_pressed = now[1] - before[1] > _PRESSED * (now[0] - before[0])
 
     def _is_fresh(self, ready: _Ready) -> bool:
         epoch, _, step, number = ready
@@ -201,6 +209,7 @@ class Server:
             self._arrived(event)
         elif isinstance(event, _Go):
             self._limit = event.limit
+            self._look_back()
             if self._first is None:
                 self._first = event.epoch
                 self._finished = dict.fromkeys(self._by_number, event.epoch - 1)
