@@ -1,12 +1,19 @@
 """Section ``convergence``: epochs that bounded asynchrony takes to the accuracy of exact training, and where it ends.
 
-GCN of two layers on two real graphs, two servers. ``pipe`` has the numbers of one process on the full graph (tests), so one
-process stands for it; the others start from the same weights and drop the same units. Before the others run the target is
-fixed: of the same seed, the best validation accuracy of pipe, less a point. Epochs are those until it is first reached;
-ratios are medians over seeds, the worse graph counts. Final accuracy is the mean of the last ten evaluations on test nodes.
+GCN of two layers on two real graphs, two servers. Inputs are 128 columns of variance 1, a fixed projection of the graphs'
+own: with raw counts of words, hundreds in a row, one step of Adam changes rows by more than they are, old ones mislead, and
+no staleness learns at this rate. They are mapped first, so both layers gather rows that may be old.
+
+``pipe`` has the numbers of one process on the full graph (tests), so one process stands for it; the others start from the
+same weights, drop the same units, and their rate falls to 0 alike. Before the others run the target is fixed: of the same
+seed, the best validation accuracy of pipe, less a point. Epochs are those until it is first reached; ratios are medians over
+seeds, the worse graph counts. Final accuracy is the mean of the last ten evaluations on test nodes.
 
 In the second variant functions are of three kinds that wait 0, 10 and 40 ms before every task: whoever gets a task by chance
-makes it late, so that old rows are read more often. How old what was read is, is counted by the servers.
+makes it late, so that old rows are read more often (first seed only: it takes long). Servers count how old they are.
+
+The rate matters: what an old row is off by grows with it. At 0.02 in 120 epochs, four times as fast, staleness 0 took 1.5
+times as many epochs on one graph, did not reach the target on the other, and ended 0.5 and 1.8 points lower (one seed).
 """
 
 from __future__ import annotations
@@ -21,7 +28,7 @@ from typing import Any
 import torch
 
 from benchmarks.graphs import describe
-from benchmarks.halo.graphs import load_real
+from benchmarks.halo.graphs import load_real, narrowed
 from benchmarks.harness import Figure, busy_cores
 from benchmarks.serverless.running import Running, UnevenLauncher, gnn
 from polyhop.comm import Collective, run_in_threads
@@ -34,8 +41,8 @@ from polyhop.trainer import Trainer
 
 __all__ = ["Curve", "epochs_to", "figures", "run"]
 
-GRAPHS = ("amazon-computers", "pubmed")
-NUM_RANKS, HIDDEN, INTERVALS, LR, DROPOUT = 2, 64, 8, 0.01, 0.5
+GRAPHS = ("amazon-computers", "facebook-pages")
+NUM_RANKS, WIDTH, HIDDEN, INTERVALS, LR, DROPOUT = 2, 128, 32, 8, 0.005, 0.5
 LAST, WITHIN = 10, 1.0  # evaluations that are averaged; points below the best that are the target
 DELAYS_S = (0.0, 0.01, 0.04)
 AIMS = {0: 1.15, 1: 1.6}
@@ -69,13 +76,14 @@ Found = dict[str, dict[int, dict[Variant | None, Curve]]]
 
 def run(*, is_quick: bool) -> Iterator[Figure]:
     """Ratios of epochs and drops of accuracy, each for functions on time and late."""
-    seeds, epochs = (1, 12) if is_quick else (3, 100)
+    seeds, epochs = (1, 30) if is_quick else (3, 250)
     found: Found = {}
     for name in GRAPHS[:1] if is_quick else GRAPHS:
         graph = load_real(name)
         if isinstance(graph, str):
             print(f"  {name} is left out: {graph}", flush=True)
             continue
+        graph = narrowed(graph, WIDTH)
         made = partition(graph, NUM_RANKS, "hash")
         print(
             f"  {describe(graph)}; {NUM_RANKS} servers, {INTERVALS} intervals each, {epochs} epochs",
@@ -90,7 +98,7 @@ def _seed(graph: Graph, made: Partition, seed: int, epochs: int) -> dict[Variant
     curves: dict[Variant | None, Curve] = {None: _exact(graph, seed, epochs)}
     target = max(curves[None].val) - WITHIN
     print(f"    seed {seed}: pipe {_told(curves[None], target)}", flush=True)
-    for variant in VARIANTS:
+    for variant in VARIANTS if seed == 0 else VARIANTS[:2]:
         load = busy_cores()
         curves[variant] = run_in_threads(NUM_RANKS, _stale, graph, made, variant, seed, epochs)[0]
         print(
@@ -118,7 +126,7 @@ def figures(found: Found) -> Iterator[Figure]:
         ages: Counter[int] = Counter()
         for seeds in found.values():
             for curves in seeds.values():
-                ages.update(curves[variant].ages)
+                ages.update(curves[variant].ages if variant in curves else {})
         read = ", ".join(f"{age}: {100 * count / ages.total():.1f} %" for age, count in sorted(ages.items()))
         yield _ratio(found, variant, end, read)
         yield _drop(found, variant, end)
@@ -128,7 +136,7 @@ def _ratio(found: Found, variant: Variant, end: str, read: str) -> Figure:
     worst, told = 0.0, []
     for graph, seeds in found.items():
         ratios = []
-        for curves in seeds.values():
+        for curves in (each for each in seeds.values() if variant in each):
             exact = curves[None]
             target = max(exact.val) - WITHIN
             ratios.append(epochs_to(curves[variant].val, target) / epochs_to(exact.val, target))
@@ -141,7 +149,7 @@ def _ratio(found: Found, variant: Variant, end: str, read: str) -> Figure:
 def _drop(found: Found, variant: Variant, end: str) -> Figure:
     worst, told = -math.inf, []
     for graph, seeds in found.items():
-        drops = [curves[None].final - curves[variant].final for curves in seeds.values()]
+        drops = [curves[None].final - curves[variant].final for curves in seeds.values() if variant in curves]
         error = statistics.stdev(drops) / math.sqrt(len(drops)) if len(drops) > 1 else 0.0
         worst = max(worst, statistics.mean(drops))
         told.append(f"{graph} {statistics.mean(drops):+.2f} (standard error {error:.2f})")
@@ -175,6 +183,11 @@ def _model(graph: Any, seed: int) -> torch.nn.Module:
     return gnn(graph, HIDDEN, 2, dropout=DROPOUT, seed=100 + seed)
 
 
+def _rate(epoch: int, epochs: int) -> float:
+    """Falls to 0 as a cosine."""
+    return LR * (1 + math.cos(math.pi * epoch / epochs)) / 2
+
+
 def _exact(graph: Graph, seed: int, epochs: int) -> Curve:
     model, judge = _model(graph, seed), _Judge(graph, epochs)
     assert graph.split is not None
@@ -186,6 +199,7 @@ def _exact(graph: Graph, seed: int, epochs: int) -> Curve:
     )
     optimizer = torch.optim.Adam(model.parameters(), lr=LR)
     for epoch in range(epochs):
+        optimizer.param_groups[0]["lr"] = _rate(epoch, epochs)
         optimizer.zero_grad(set_to_none=True)
         step.gradients(next(iter(step.batches(epoch))), Key(seed, epoch))
         optimizer.step()
@@ -201,12 +215,11 @@ def _stale(
     held = share(graph, made, line.rank)
     options = {"functions": len(DELAYS_S) if is_late else 1, "intervals": INTERVALS, "staleness": staleness}
     local = (lambda order: UnevenLauncher(order, DELAYS_S)) if is_late else None
-    running = Running(
-        _model(held, seed), held, line, {**options, "max_epochs": epochs}, local, lr=LR, seed=seed
-    )
+    running = Running(_model(held, seed), held, line, {**options, "max_epochs": epochs}, local, seed=seed)
     judge = _Judge(graph, epochs)
     try:
-        for _ in range(epochs):
+        for epoch in range(epochs):
+            running.set_rate(_rate(epoch, epochs))
             running.train()
             if line.rank == 0:
                 judge.look(running.model)

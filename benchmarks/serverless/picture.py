@@ -20,14 +20,14 @@ from typing import Any
 
 __all__ = ["Bar", "Lane", "Row", "draw", "lanes_of"]
 
-LATENCY_S, FUNCTIONS, EPOCH = 0.05, 2, 3
+LATENCY_S, FUNCTIONS, EPOCH = 0.05, 2, 2
 LEASED = "#9a9a9a"
 COLOURS = {
-    "gather (GA)": "#3f7f5f",
-    "gradient of gather (∇GA)": "#9ccfb0",
-    "apply (AV)": "#2f6fb0",
+    "gather (GA)": "#5fae85",
+    "gradient of gather (∇GA)": "#bfe3cd",
+    "apply (AV)": "#7fb0e0",
     "apply, loss and gradient (AV, ∇AV)": "#e0a030",
-    "gradient of apply (∇AV)": "#b58ad0",
+    "gradient of apply (∇AV)": "#c9a6e0",
 }
 GA, BACK_GA, AV, TURN, BACK_AV = COLOURS
 Record = dict[str, Any]
@@ -147,7 +147,7 @@ def traced(folder: Path) -> Iterator[Row]:
     from polyhop.kernels import kept_memory
 
     cores = sorted(os.sched_getaffinity(0))
-    graph = make(Shape(12_288, 300, 41, 0.6), width=600)
+    graph = make(Shape(16_384, 560, 41, 0.6), width=1100)
     os.sched_setaffinity(0, cores[:1])
     try:
         with kept_memory():
@@ -166,7 +166,12 @@ def _train(line: Any, graph: Any, staleness: int | None, core: int, path: Path) 
     trace = Trace(path)
     options = {"functions": FUNCTIONS, "intervals": 16, "staleness": staleness, "max_epochs": EPOCH + 1}
     running = Running(
-        gnn(graph, 640, 3), held_alone(graph), line, options, launcher(latency_s=LATENCY_S, core=core), trace
+        gnn(graph, 1024, 3),
+        held_alone(graph),
+        line,
+        options,
+        launcher(latency_s=LATENCY_S, core=core, prefetch=3),
+        trace,
     )
     try:
         for _ in range(EPOCH + 1):

@@ -98,7 +98,7 @@ class Running:
 
     def __init__(
         self, model: torch.nn.Module, held: SharedGraph, line: Collective, options: Mapping[str, Any],
-        local: Callable[[Order], Any] | None = None, trace: Trace = NO_TRACE, *, lr: float = LR, seed: int = SEED,
+        local: Callable[[Order], Any] | None = None, trace: Trace = NO_TRACE, seed: int = SEED,
     ) -> None:  # fmt: skip
         assert held.split is not None
         assert held.part.y is not None
@@ -107,7 +107,7 @@ class Running:
         train = held.split.train[held.part.y[held.split.train] >= 0]
         whole = serverless.hold(held, place("cpu", "32-true"), team, config)
         self.step = ServerlessStep(model, held, whole, config, train, 1, trace, team, local)
-        self._optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+        self._optimizer = torch.optim.Adam(model.parameters(), lr=LR)
 
     def train(self) -> float:
         """One epoch; its loss."""
@@ -116,6 +116,10 @@ class Running:
         self._optimizer.step()
         self.num_epochs += 1
         return float(loss)
+
+    def set_rate(self, lr: float) -> None:
+        """Of the epochs that follow."""
+        self._optimizer.param_groups[0]["lr"] = lr
 
     def measured(self) -> Spent:
         """One epoch, and where its seconds went."""

@@ -215,6 +215,11 @@ class Post:
             found.append(self._news.get())
         return found
 
+    @property
+    def has_wishes(self) -> bool:
+        """Whether functions ask for more than there is."""
+        return bool(self._wishing)
+
     def num_functions(self, within_s: float = 5.0) -> int:
         """Functions heard of lately, or that hold a lease."""
         since = self._clock() - within_s

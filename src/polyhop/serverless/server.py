@@ -9,9 +9,9 @@
 
 Intervals are at different places at the same time, so that functions compute while the server gathers. ``staleness`` None
 (``pipe``): an interval gathers when all rows that it reads are of its epoch: the numbers of one process. S >= 0: it
-gathers what is there, but begins epoch e only when no interval anywhere is more than S epochs behind; then rows are at
-most S + 1 epochs old (checked at every read). The first epoch of a run is always run as ``pipe``: before it there is
-nothing to read.
+gathers what is there as soon as functions lack work (at once where the server has no time to spare), but begins epoch e
+only when no interval anywhere is more than S epochs behind; then rows are at most S + 1 epochs old (checked at every read).
+The first epoch of a run is always run as ``pipe``: before it there is nothing to read.
 
 The engine is one thread: it alone touches tables and intervals. The training thread says how far it may go (``go``) and
 waits for epochs (``wait``). Gradients of weights are summed in the order of intervals, of all of them or (``num_groups``)
@@ -20,7 +20,7 @@ of consecutive ones: weights then change several times an epoch, while intervals
 
 from __future__ import annotations
 
-import heapq
+import queue
 import threading
 import time
 from collections import Counter
@@ -51,6 +51,12 @@ from polyhop.serverless.wire import TaskKey
 from polyhop.trace import NO_TRACE, Trace
 
 __all__ = ["Epoch", "Server", "ServerlessError", "Settings", "groups_of"]
+
+
+_LOOKS_S = 0.01
+_PRESSED = 0.5  # share of an epoch in graph operations above which a server does not wait for newer rows
+_Ready = tuple[int, int, int, int]
+"""(epoch, wave, place, interval) of a graph operation that can run."""
 
 
 class ServerlessError(PolyhopError):
@@ -136,9 +142,7 @@ class Server:
         self._states = {number: _State() for number in self._by_number}
         self._groups = dict(zip(self._by_number, groups_of(len(intervals), settings.num_groups), strict=True))
         self._sizes = Counter(self._groups.values())
-        self._ready: list[
-            tuple[int, int, int]
-        ] = []  # (epoch, place, interval) of graph operations that can run
+        self._ready: list[_Ready] = []
         self._first: int | None = None  # epoch of this run
         self._limit, self._finished = -1, dict[int, int]()
         self._ended: dict[tuple[int, int], list[tuple[int, float, dict[str, Any]]]] = {}  # by epoch and group
@@ -146,6 +150,7 @@ class Server:
         self._error: BaseException | None = None
         self._changed = threading.Condition()
         self.graph_s = 0.0  # seconds in graph operations
+        self._looked, self._is_pressed = (time.perf_counter(), 0.0), False
         self._thread = threading.Thread(target=self._run, name="graph-server", daemon=True)
         self._thread.start()
 
@@ -189,9 +194,14 @@ class Server:
     def _run(self) -> None:
         try:
             while True:
-                while self._ready and self.post.inbox.empty():
-                    self._gather_or_collect(*heapq.heappop(self._ready))
-                event = self.post.inbox.get()
+                while self.post.inbox.empty() and (chosen := self._chosen()) is not None:
+                    self._ready.remove(chosen)
+                    epoch, _, step, number = chosen
+                    self._gather_or_collect(epoch, step, number)
+                try:
+                    event = self.post.inbox.get(timeout=_LOOKS_S if self._ready else None)
+                except queue.Empty:
+                    continue  # functions may lack work by now
                 if event is None:
                     return
                 self._take(event)
@@ -200,6 +210,28 @@ class Server:
                 self._error = error
                 self._changed.notify_all()
 
+    def _chosen(self) -> _Ready | None:
+        """The graph operation to run now: the least advanced, of one wave before the other. A server with time to spare runs
+        only what reads no older rows than it would if it waited, while functions have work: there is nothing to gain."""
+        hurries = self._is_pressed or self.post.has_wishes or not len(self.post.ledger)
+        return min((each for each in self._ready if hurries or self._is_fresh(each)), default=None)
+
+    def _look_back(self) -> None:
+        """Whether graph operations took most of the time since the last call."""
+        now, before = (time.perf_counter(), self.graph_s), self._looked
+        self._looked = now
+        self._is_pressed = now[1] - before[1] > _PRESSED * (now[0] - before[0])
+
+    def _is_fresh(self, ready: _Ready) -> bool:
+        epoch, _, step, number = ready
+        is_backward = step >= len(self._chain)
+        place = 2 * len(self._chain) - 1 - step if is_backward else step
+        if isinstance(self._chain[place], Dense):
+            return True
+        if is_backward and self._states[number].kept.get(place) is not True:
+            return True  # gives back: reads nothing of others
+        return all(tag >= epoch for tag in self._tags(number, place, is_backward))
+
     def _take(self, event: Any) -> None:
         if isinstance(event, Done):
             self._came_back(event)
@@ -207,6 +239,7 @@ class Server:
             self._arrived(event)
         elif isinstance(event, _Go):
             self._limit = event.limit
+            self._look_back()
             if self._first is None:
                 self._first = event.epoch
                 self._finished = dict.fromkeys(self._by_number, event.epoch - 1)
@@ -235,7 +268,7 @@ class Server:
                 state.values[name] = self._dropped(number, segment, state.values[name])
             self._forward(number, place + 1)
         elif isinstance(segment, Dense) and segment.stays:
-            heapq.heappush(self._ready, (state.epoch, place, number))
+            self._can_run(number, place)
         elif isinstance(segment, Dense):
             is_last = place == len(self._chain) - 1
             options: dict[str, float] = {}
@@ -333,7 +366,7 @@ class Server:
             if not segment.has_gradient:
                 self._end(number)
                 return
-            heapq.heappush(self._ready, (state.epoch, 2 * len(self._chain) - 1 - place, number))
+            self._can_run(number, 2 * len(self._chain) - 1 - place)
             return
         grads = {
             name: self._dropped(number, segment, state.grads.pop(name))
@@ -346,7 +379,7 @@ class Server:
             return
         if segment.stays:
             state.grads.update(grads)
-            heapq.heappush(self._ready, (state.epoch, 2 * len(self._chain) - 1 - place, number))
+            self._can_run(number, 2 * len(self._chain) - 1 - place)
             return
         marked = {f"g:{name}": grad.numpy() for name, grad in grads.items()}
         rows = self._rows(segment, state) | state.kept.get(place, {}) | marked
@@ -394,9 +427,19 @@ class Server:
         if all(self._is_readable(tag, state.epoch) for tag in self._tags(number, place, is_backward)):
             state.waits = None
             step = 2 * len(self._chain) - place - 1 if is_backward else place
-            heapq.heappush(self._ready, (state.epoch, step, number))
+            self._can_run(number, step)
             if is_backward:
                 state.kept[place] = True  # what it read has been given back
+
+    def _can_run(self, number: int, step: int) -> None:
+        self._ready.append((self._states[number].epoch, self._wave(number), step, number))
+
+    def _wave(self, number: int) -> int:
+        """Backward takes functions three times as long as forward, and the server as long: where intervals need not wait
+        for each other, half of them go ahead, so that gradients of the one half are computed while the other gathers."""
+        if self.settings.staleness is None:
+            return 0
+        return int(2 * (number - self.intervals.own[0].number) >= len(self.intervals))
 
     def _tags(self, number: int, place: int, is_backward: bool) -> list[int]:
         interval, table = self._by_number[number], self._tables[place]
@@ -491,7 +534,7 @@ class Server:
             self._give(number, place, *op.ended(state.kept.pop(place), *scores))
         else:
             state.kept[place].weights = _as_tensor(done.arrays[op.gives])
-            heapq.heappush(self._ready, (state.epoch, place, number))
+            self._can_run(number, place)
 
     def _give(self, number: int, place: int, read: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
         """Gradients of the rows of sources to their owners; of the interval's own, where it alone reads them, to itself."""
