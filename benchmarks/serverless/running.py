@@ -103,7 +103,10 @@ class Running:
         assert held.split is not None
         assert held.part.y is not None
         self.model, self.num_epochs, self._seed = model, 0, seed
-        config, team = serverless.Config(seed=seed, **{"max_epochs": 10**6, **options}), Team(line)
+        config, team = (
+            serverless.Config(seed=seed, **{"max_epochs": 10**6, "pipe_epochs": 0, **options}),
+            Team(line),
+        )
         train = held.split.train[held.part.y[held.split.train] >= 0]
         whole = serverless.hold(held, place("cpu", "32-true"), team, config)
         self.step = ServerlessStep(model, held, whole, config, train, 1, trace, team, local)

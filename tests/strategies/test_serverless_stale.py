@@ -25,8 +25,8 @@ from polyhop.strategies import serverless_step
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "serverless"))
 
-from faulty import FaultyLauncher  # type: ignore[import-not-found]
-from test_serverless import alone, on_rank  # type: ignore[import-not-found]
+from faulty import FaultyLauncher, ThreadLauncher  # type: ignore[import-not-found]
+from test_serverless import alone, assert_same, on_rank  # type: ignore[import-not-found]
 
 MakeGraph = Callable[..., Graph]
 PATIENT = Terms(floor_s=20.0, ratio=3.0, cold_s=20.0)
@@ -55,7 +55,7 @@ def trained(
 
     monkeypatch.setattr(serverless_step, "LocalLauncher", late)
     monkeypatch.setattr(serverless_step, "TERMS", PATIENT)
-    given = {"intervals": 5, "functions": 3, "staleness": staleness, **options}
+    given = {"intervals": 5, "functions": 3, "staleness": staleness, "pipe_epochs": 0, **options}
     return run_in_threads(ranks, on_rank, graph, name, 0.2, epochs, given, seen)
 
 
@@ -117,3 +117,33 @@ def test_the_check_can_fail() -> None:
     for epoch, tag, bound in ((5, 4, None), (5, 6, None), (5, 3, 0), (5, 6, 0), (5, 2, 1), (0, NEVER, 3)):
         with pytest.raises(StalenessError, match="fault of the server"):
             ages.check(epoch, [tag], bound)
+
+
+@pytest.mark.parametrize("name", ["gcn", "gcn-3", "sage", "gat"])
+def test_what_reads_nothing_old_has_the_weights_of_one_process(
+    make_graph: MakeGraph, monkeypatch: Any, name: str
+) -> None:
+    """Units are dropped where rows are read, and layers map late: the same numbers, as long as all epochs are exact."""
+    monkeypatch.setattr(serverless_step, "LocalLauncher", lambda order: ThreadLauncher(order))
+    graph = make_graph(80)
+    expected = alone(graph, name, 0.4, 5)
+    given = {"intervals": 4, "functions": 2, "staleness": 2, "pipe_epochs": 3}  # the first three and the last
+    for found in run_in_threads(2, on_rank, graph, name, 0.4, 5, given, seen):
+        assert_same(found, expected, 1e-10)
+        assert set(found[2][0].seen) == {0}
+
+
+def test_exact_epochs_come_first_and_last(make_graph: MakeGraph, monkeypatch: Any) -> None:
+    """Between them intervals get ahead, and old rows are read."""
+    ages: dict[int, set[int]] = {}
+    original = Ages.check
+
+    def noted(self: Ages, epoch: int, tags: Any, staleness: int | None) -> None:
+        tags = list(tags)
+        ages.setdefault(epoch, set()).update(epoch - tag for tag in tags)
+        original(self, epoch, tags, staleness)
+
+    monkeypatch.setattr(Ages, "check", noted)
+    trained(make_graph(80), monkeypatch, 2, 14, pipe_epochs=2)
+    assert all(ages[epoch] == {0} for epoch in (0, 1, 12, 13))
+    assert max(age for epoch in range(2, 12) for age in ages[epoch]) >= 1

@@ -96,7 +96,13 @@ def trained(line: Collective, graph: Graph, steps: int, epochs: int, staleness: 
         versions = step.server.versions
         return losses, used, versions.most_alive, len(versions.alive), step.server.ages.oldest
 
-    options = {"intervals": 6, "functions": 3, "staleness": staleness, "weight_steps": steps}
+    options = {
+        "intervals": 6,
+        "functions": 3,
+        "staleness": staleness,
+        "weight_steps": steps,
+        "pipe_epochs": 0,
+    }
     return on_rank(line, graph, "gcn", 0.2, 0, {**options, "max_epochs": epochs}, look)[2]
 
 

@@ -380,6 +380,13 @@ def command(
             rich_help_panel="Ranks",
         ),
     ] = "pipe",
+    pipe_epochs: Annotated[
+        int,
+        typer.Option(
+            help="First and last epochs of strategy serverless that are exact, whatever --staleness.",
+            rich_help_panel="Ranks",
+        ),
+    ] = 20,
     weight_steps: Annotated[
         int,
         typer.Option(
@@ -557,6 +564,7 @@ def command(
         "server_kind": server_kind,
         "intervals": intervals,
         "staleness": None if staleness == "pipe" else int(staleness) if staleness.isdecimal() else staleness,
+        "pipe_epochs": pipe_epochs,
         "weight_steps": weight_steps,
         "edge_functions": edge_functions,
         "exact_layers": exact_layers,

@@ -9,7 +9,7 @@ Legend: D rows of an interval, S sources of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -31,6 +31,10 @@ Gathered = tuple[Tensor, Any]
 """What was gathered [D, columns], and what its gradient needs."""
 
 
+Drop: TypeAlias = Callable[[Tensor], Tensor]
+"""Rows of an interval's sources [S, columns], or their gradients, without the units that an epoch drops."""
+
+
 class Sum:
     """A weighted sum over in-edges: GCN, GraphSAGE."""
 
@@ -49,10 +53,19 @@ class Sum:
         return ()
 
     def gather(
-        self, interval: Interval, table: Mapping[str, Tensor], own: Mapping[str, Tensor], key: Key
+        self,
+        interval: Interval,
+        table: Mapping[str, Tensor],
+        own: Mapping[str, Tensor],
+        key: Key,
+        drop: Drop | None = None,
     ) -> Gathered:
-        pooled = replace(interval.block, rows=interval.sources)
+        """``drop``: which units of the rows that are read are dropped; None: of which none need be."""
         with torch.no_grad():
+            if drop is not None:
+                read = drop(table[self._name].index_select(0, interval.sources))
+                return self._layer.aggregate(interval.block, read, None), None
+            pooled = replace(interval.block, rows=interval.sources)
             return self._layer.aggregate(pooled, table[self._name], None), None
 
     def give_back(

@@ -77,18 +77,26 @@ def segments(
     is_sparse: bool = False,
     loss: Loss | None = "cross_entropy",
     scale: float = 1.0,
+    maps_late: bool = False,
 ) -> list[Segment]:
     """The chain of a model on a graph of these sizes; UnsupportedError says what it cannot hold.
 
     ``is_sparse``: of the inputs, which are then mapped first. The last piece gives ("loss", "count"), the loss being a sum
-    over train rows times ``scale`` (1 / their number); without a loss, its first output is the model's. The order of map and
-    aggregation is that of one process, so results agree with it to rounding.
+    over train rows times ``scale`` (1 / their number); without a loss, its first output is the model's.
+
+    Dense inputs are aggregated before they are mapped: once, since nothing learnt comes before, so that the first layer asks
+    nothing of other servers in any epoch. The other layers go about it as one process would; or (``maps_late``) aggregate
+    first wherever they can: rows that are read when they are old then at least do not hold old weights of the reading layer.
     """
     parts = _Parts.of(model)
     width = parts.layers[0][1].in_channels
     chain = _Chain({"h0": Row((width,), "sparse" if is_sparse else "float", is_fixed=True)})
     for i, (path, layer) in enumerate(parts.layers):
-        map_first = (is_sparse and i == 0) or layer.map_first(sizes, i > 0)
+        is_bent = isinstance(layer, GATConv) or (
+            isinstance(layer, SAGEConv) and layer.project
+        )  # no sum of what it is given
+        must_map = is_bent or (is_sparse and i == 0)
+        map_first = must_map or (i > 0 and not maps_late and layer.map_first(sizes, True))
         _add_layer(chain, i, path, layer, map_first)
         if i < len(parts.layers) - 1:
             _add_after(chain, i, parts)

@@ -11,7 +11,8 @@ Intervals are at different places at the same time, so that functions compute wh
 (``pipe``): an interval gathers when all rows that it reads are of its epoch: the numbers of one process. S >= 0: it
 gathers what is there as soon as functions lack work (at once where the server has no time to spare), but begins epoch e
 only when no interval anywhere is more than S epochs behind; then rows are at most S + 1 epochs old (checked at every read).
-The first epoch of a run is always run as ``pipe``: before it there is nothing to read.
+The first epoch of a run is always run as ``pipe``, since before it there is nothing to read; so are the first and the last
+``pipe_epochs``: at first weights move too fast for old rows, and what old rows did wrong is put right in the last.
 
 The engine is one thread: it alone touches tables and intervals. The training thread says how far it may go (``go``) and
 waits for epochs (``wait``). Gradients of weights are summed in the order of intervals, of all of them or (``num_groups``)
@@ -38,7 +39,7 @@ from polyhop.kernels.keys import Key, Purpose
 from polyhop.nn.layer import Layer
 from polyhop.serverless import wire
 from polyhop.serverless.edge_tasks import EdgeAttention
-from polyhop.serverless.graph_ops import GraphOp, graph_op
+from polyhop.serverless.graph_ops import Drop, GraphOp, Sum, graph_op
 from polyhop.serverless.intervals import Interval, Intervals
 from polyhop.serverless.post import Arrived, Broken, Done, Post, Work
 from polyhop.serverless.segments import Dense, Graph, Segment
@@ -76,6 +77,7 @@ class Settings:
     streams: bool = True  # rows of large tasks go in several messages
     edge_functions: bool = False  # attention weights are computed by functions
     dtype: torch.dtype = torch.float32
+    pipe_epochs: int = 0  # the first and the last so many are run as ``pipe``, whatever the staleness
     num_groups: int = 1  # of intervals, each with a step of the weights of its own
 
 
@@ -90,7 +92,6 @@ class Epoch:
 @dataclass(frozen=True)
 class _Go:
     epoch: int  # that is trained now
-    limit: int  # intervals may begin epochs up to this one
 
 
 @dataclass
@@ -101,6 +102,8 @@ class _State:
     version: Ticket | None = None
     values: dict[str, Any] = field(default_factory=dict)  # rows by name, of this epoch
     grads: dict[str, Tensor] = field(default_factory=dict)
+    undropped: dict[str, Tensor] = field(default_factory=dict)  # rows that their readers drop units of
+    undropped_grads: dict[str, Tensor] = field(default_factory=dict)
     kept: dict[int, Any] = field(default_factory=dict)  # of graph operations and saved arrays, by place
     weights: dict[str, list[Any]] = field(default_factory=dict)
     loss: float = 0.0
@@ -144,7 +147,8 @@ class Server:
         self._sizes = Counter(self._groups.values())
         self._ready: list[_Ready] = []
         self._first: int | None = None  # epoch of this run
-        self._limit, self._finished = -1, dict[int, int]()
+        self._due, self._limit, self._finished = -1, -1, dict[int, int]()
+        self._ahead: list[int] = []  # intervals that may begin an epoch that is not due
         self._ended: dict[tuple[int, int], list[tuple[int, float, dict[str, Any]]]] = {}  # by epoch and group
         self._done: dict[tuple[int, int], Epoch] = {}
         self._error: BaseException | None = None
@@ -160,9 +164,9 @@ class Server:
         """Weights for epochs that begin from now on."""
         self.versions.publish(version, weights)
 
-    def go(self, epoch: int, limit: int) -> None:
-        """An epoch is due, and intervals may begin those up to ``limit``. The first that is due is the first they begin."""
-        self.post.inbox.put(_Go(epoch, limit))
+    def go(self, epoch: int) -> None:
+        """An epoch is due: all intervals anywhere have ended the one before. The first that is due is the first begun."""
+        self.post.inbox.put(_Go(epoch))
 
     def wait(
         self, epoch: int, group: int = 0, alive: Callable[[], None] = lambda: None, every_s: float = 0.5
@@ -194,12 +198,11 @@ class Server:
     def _run(self) -> None:
         try:
             while True:
-                while self.post.inbox.empty() and (chosen := self._chosen()) is not None:
-                    self._ready.remove(chosen)
-                    epoch, _, step, number = chosen
-                    self._gather_or_collect(epoch, step, number)
+                while self.post.inbox.empty() and self._work():
+                    pass
                 try:
-                    event = self.post.inbox.get(timeout=_LOOKS_S if self._ready else None)
+                    waits = bool(self._ready or self._ahead)
+                    event = self.post.inbox.get(timeout=_LOOKS_S if waits else None)
                 except queue.Empty:
                     continue  # functions may lack work by now
                 if event is None:
@@ -209,6 +212,19 @@ class Server:
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
+
+    def _work(self) -> bool:
+        """Run the next graph operation; or, where functions lack work, begin an epoch that is not due. False: neither."""
+        chosen = self._chosen()
+        if chosen is not None:
+            self._ready.remove(chosen)
+            epoch, _, step, number = chosen
+            self._gather_or_collect(epoch, step, number)
+        elif self._ahead and self.post.has_wishes:
+            self._begin(self._ahead.pop(0))
+        else:
+            return False
+        return True
 
     def _chosen(self) -> _Ready | None:
         """The graph operation to run now: the least advanced, of one wave before the other. A server with time to spare runs
@@ -238,22 +254,29 @@ class Server:
         elif isinstance(event, Arrived):
             self._arrived(event)
         elif isinstance(event, _Go):
-            self._limit = event.limit
             self._look_back()
             if self._first is None:
                 self._first = event.epoch
                 self._finished = dict.fromkeys(self._by_number, event.epoch - 1)
+            self._due, self._limit, self._ahead = event.epoch, self._furthest(event.epoch), []
             for number in self._by_number:
-                self._begin(number)
+                self._follow(number)
         elif isinstance(event, Broken):
             raise ServerlessError(event.reason)
 
-    def _begin(self, number: int) -> None:
-        """Begin the next epoch of an interval, if it may."""
-        state, last = self._states[number], self.settings.last_epoch
-        following = self._finished[number] + 1
-        if state.epoch == following or following > self._limit or (last is not None and following > last):
+    def _follow(self, number: int) -> None:
+        """Begin the next epoch of an interval, if it is due; if it is not but may be begun, when functions lack work: the
+        longer it waits, the newer are its weights."""
+        last, following = self.settings.last_epoch, self._finished[number] + 1
+        if self._states[number].epoch == following or (last is not None and following > last):
             return
+        if following == self._due:
+            self._begin(number)
+        elif following <= self._limit:
+            self._ahead.append(number)
+
+    def _begin(self, number: int) -> None:
+        following = self._finished[number] + 1
         version = Ticket(self.versions)
         if self.settings.num_groups == 1:
             int(version)  # now: all intervals of an epoch have the same
@@ -265,7 +288,7 @@ class Server:
         segment, state = self._chain[place], self._states[number]
         if isinstance(segment, Dense) and not segment.program.calls:  # dropout alone
             for name in segment.program.outputs:
-                state.values[name] = self._dropped(number, segment, state.values[name])
+                self._keep(number, place, name, state.values[name])
             self._forward(number, place + 1)
         elif isinstance(segment, Dense) and segment.stays:
             self._can_run(number, place)
@@ -340,9 +363,39 @@ class Server:
             )
             return
         for name in segment.program.outputs:
-            rows = _as_tensor(done.arrays[name])
-            state.values[name] = self._dropped(number, segment, rows)
+            self._keep(number, place, name, _as_tensor(done.arrays[name]))
         self._forward(number, place + 1)
+
+    def _keep(self, number: int, place: int, name: str, rows: Tensor) -> None:
+        """Rows that a dense piece gave, and (where their readers drop units) as they were before dropout."""
+        state, segment = self._states[number], self._chain[place]
+        assert isinstance(segment, Dense)
+        state.values[name] = self._dropped(number, segment, rows)
+        if self._drops_at_read(place + 1):
+            state.undropped[name] = rows
+
+    def _drops_at_read(self, place: int) -> bool:
+        """Whether a graph operation drops units of the rows that it reads: where these may be old, so that it is the units
+        of this epoch. Other units are an error that does not shrink with the steps of the weights."""
+        before = self._chain[place - 1]
+        return (
+            self.settings.staleness is not None
+            and self.settings.drop_rate > 0
+            and isinstance(self.ops.get(place), Sum)
+            and isinstance(before, Dense)
+            and before.drops is not None
+        )
+
+    def _drop(self, number: int, place: int) -> Drop | None:
+        """What an interval drops of the rows that a graph operation reads, and of their gradients."""
+        before = self._chain[place - 1]
+        if not self._drops_at_read(place):
+            return None
+        assert isinstance(before, Dense)
+        assert before.drops is not None
+        ids = self._by_number[number].block.src_ids
+        code = Key(self.settings.seed, self._states[number].epoch).at(Purpose.DROPOUT, before.drops)
+        return lambda rows: dropout(rows, ids, self.settings.drop_rate, code)
 
     def _dropped(self, number: int, segment: Dense, rows: Tensor) -> Tensor:
         """Rows, or their gradients, with the units dropped that this epoch drops after a piece."""
@@ -373,6 +426,9 @@ class Server:
             for name in segment.program.outputs
             if name in state.grads
         }
+        for name, grad in state.undropped_grads.items():
+            grads[name] = grads[name] + grad if name in grads else grad
+        state.undropped_grads.clear()
         if not segment.program.calls:
             state.grads.update(grads)
             self._backward(number, place - 1)
@@ -396,7 +452,7 @@ class Server:
     def _publish(self, number: int, place: int) -> None:
         """Rows for all who read them (SC)."""
         interval, state, op = self._by_number[number], self._states[number], self.ops[place]
-        rows = {name: state.values[name] for name in op.of_sources}
+        rows = {name: state.undropped.get(name, state.values[name]) for name in op.of_sources}
         self._tables[place].put(number, interval.rows, state.epoch, rows)
         for server, lent in interval.lent.items():
             sent = {name: value.index_select(0, lent).numpy() for name, value in rows.items()}
@@ -448,7 +504,18 @@ class Server:
         return [table.tags[read] for read in interval.reads]
 
     def _bound(self, epoch: int) -> int | None:
-        return None if epoch == self._first else self.settings.staleness
+        """Epochs that rows may be older, less one; None: rows of this epoch alone."""
+        settings = self.settings
+        is_early = epoch == self._first or epoch < settings.pipe_epochs
+        is_late = settings.last_epoch is not None and epoch > settings.last_epoch - settings.pipe_epochs
+        return None if is_early or is_late else settings.staleness
+
+    def _furthest(self, epoch: int) -> int:
+        """The epoch that intervals may begin while this one is due. None goes past one that is run as ``pipe``."""
+        furthest = epoch
+        while (bound := self._bound(furthest)) is not None and furthest < epoch + bound:
+            furthest += 1
+        return furthest
 
     def _is_readable(self, tag: int, epoch: int) -> bool:
         bound = self._bound(epoch)
@@ -496,9 +563,9 @@ class Server:
         own = {name: state.values[name] for name in op.of_own}
         if not isinstance(op, EdgeAttention):
             self._check_ages(number, place)
-            state.values[segment.gives], state.kept[place] = op.gather(
-                interval, self._tables[place].rows, own, key
-            )
+            rows, drop = self._tables[place].rows, self._drop(number, place)
+            more = {} if drop is None else {"drop": drop}
+            state.values[segment.gives], state.kept[place] = op.gather(interval, rows, own, key, **more)
         elif place in state.kept:  # the weights have come back
             state.values[segment.gives] = op.gather(interval, state.kept[place], key)
         else:
@@ -538,7 +605,9 @@ class Server:
 
     def _give(self, number: int, place: int, read: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
         """Gradients of the rows of sources to their owners; of the interval's own, where it alone reads them, to itself."""
-        interval, state = self._by_number[number], self._states[number]
+        interval, state, drop = self._by_number[number], self._states[number], self._drop(number, place)
+        if drop is not None:
+            read = {name: drop(grad) for name, grad in read.items()}
         for name, grad in own.items():
             self._add_grad(state, name, grad)
         for server, positions in interval.back.items():
@@ -554,7 +623,10 @@ class Server:
         self._check_ages(number, place, is_backward=True)
         del state.kept[place]
         for name, grad in self._tables[place].collect(interval).items():
-            self._add_grad(state, name, grad)
+            if self._drops_at_read(place):
+                state.undropped_grads[name] = grad
+            else:
+                self._add_grad(state, name, grad)
         self._backward(number, place - 1)
 
     # Ends
@@ -573,7 +645,7 @@ class Server:
             self._summed(epoch, group)
         if min(self._finished.values()) == epoch:
             self.post.forget(epoch)
-        self._begin(number)
+        self._follow(number)
 
     def _summed(self, epoch: int, group: int) -> None:
         found = Epoch()

@@ -55,6 +55,8 @@ class Options(FunctionOptions, BillOptions, Protocol):
     @property
     def staleness(self) -> int | None: ...
     @property
+    def pipe_epochs(self) -> int: ...
+    @property
     def weight_steps(self) -> int: ...
     @property
     def fuse_loss(self) -> bool: ...
@@ -101,6 +103,7 @@ class ServerlessStep:
             is_sparse=is_sparse,
             loss="binary_cross_entropy" if graph.is_multilabel else "cross_entropy",
             scale=1.0 / count,
+            maps_late=config.staleness is not None,
         )
         layers = list(model.convs if hasattr(model, "convs") else model.layers)  # type: ignore[arg-type]
         if config.edge_functions and not any(isinstance(layer, GATConv) for layer in layers):
@@ -137,6 +140,7 @@ class ServerlessStep:
                 config.stream,
                 config.edge_functions,
                 placement.dtype,
+                config.pipe_epochs,
                 config.weight_steps,
             ),
             trace,
@@ -206,7 +210,7 @@ class ServerlessStep:
         self.server.publish(self._version, names)
         if self._begun != key.epoch:
             self._begun = key.epoch
-            self.server.go(key.epoch, key.epoch + (self._config.staleness or 0))
+            self.server.go(key.epoch)
         found = self.server.wait(key.epoch, batch, self.live.tick)
         self.live.tick()
         if self.tuning is not None and batch == self.num_steps - 1:

@@ -163,6 +163,7 @@ class Config:
     staleness: int | None = (
         None  # epochs that an interval may be ahead of the last; None = it waits for what it reads
     )
+    pipe_epochs: int = 20  # the first and the last so many are exact, whatever the staleness
     weight_steps: int = 1  # an epoch of strategy "serverless"; more: without waiting for all intervals
     function_launcher: str = "local"  # of those functions: local | command | aws | ray
     function_command: str | None = None  # that runs a function: ssh, srun, docker run -i, ip netns exec
@@ -226,7 +227,7 @@ class Config:
         for name in (*at_least_one, *others):
             _require(self, name, int, lambda v: v >= 1, "a whole number of at least 1")
         _require(self, "labor_dependence", int, lambda v: 1 <= v <= 64, "a whole number in 1 .. 64")
-        for name in ("max_epochs", "warmup", "num_workers", "staleness"):
+        for name in ("max_epochs", "warmup", "num_workers", "staleness", "pipe_epochs"):
             _require(self, name, int, lambda v: v >= 0, "a whole number of at least 0")
         _require(self, "seed", int, lambda v: 0 <= v < 2**63, "a whole number from 0 to 2^63 - 1")
         for name in ("lr", "clip"):
