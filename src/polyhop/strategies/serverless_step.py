@@ -103,7 +103,7 @@ class ServerlessStep:
             is_sparse=is_sparse,
             loss="binary_cross_entropy" if graph.is_multilabel else "cross_entropy",
             scale=1.0 / count,
-            maps_late=config.staleness is not None,
+            maps_late=bool(config.staleness),
         )
         layers = list(model.convs if hasattr(model, "convs") else model.layers)  # type: ignore[arg-type]
         if config.edge_functions and not any(isinstance(layer, GATConv) for layer in layers):
