@@ -381,12 +381,12 @@ def command(
         ),
     ] = "pipe",
     pipe_epochs: Annotated[
-        int,
+        int | None,
         typer.Option(
-            help="First and last epochs of strategy serverless that are exact, whatever --staleness.",
+            help="First and last epochs of strategy serverless that are exact, whatever --staleness [default: a fifth].",
             rich_help_panel="Ranks",
         ),
-    ] = 20,
+    ] = None,
     weight_steps: Annotated[
         int,
         typer.Option(

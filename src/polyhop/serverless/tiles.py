@@ -245,7 +245,10 @@ class _Cut:
                 joined = _joined(waiting)
                 yield {name: array[:tile] for name, array in joined.items()}
                 num_seen, num_waiting = num_seen + tile, num_waiting - tile
-                waiting = [{name: array[tile:] for name, array in joined.items()}]
+                rest = {name: array[tile:] for name, array in joined.items()}
+                waiting = (
+                    [rest] if num_waiting else []
+                )  # an empty one would have to be joined to what comes: a copy
         if num_seen + num_waiting != self._num_rows or not waiting:
             raise InputError(
                 f"program: expected {self._num_rows} rows in at least one block, {num_seen + num_waiting} arrived"

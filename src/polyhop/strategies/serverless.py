@@ -45,7 +45,9 @@ class Config:
     functions: int | str = 2  # of each server; "auto": as many as are worth most
     intervals: int = 16  # of each server
     staleness: int | None = None  # None: pipe
-    pipe_epochs: int = 20  # the first and the last so many wait for what they read, whatever the staleness
+    pipe_epochs: int | None = (
+        None  # the first and the last that are exact, whatever the staleness; None: a fifth
+    )
     weight_steps: int = 1  # an epoch; more: of a group of intervals each, not waiting for the others
     fuse_loss: bool = True
     rematerialise: bool = True

@@ -55,7 +55,7 @@ class Options(FunctionOptions, BillOptions, Protocol):
     @property
     def staleness(self) -> int | None: ...
     @property
-    def pipe_epochs(self) -> int: ...
+    def pipe_epochs(self) -> int | None: ...
     @property
     def weight_steps(self) -> int: ...
     @property
@@ -140,7 +140,7 @@ class ServerlessStep:
                 config.stream,
                 config.edge_functions,
                 placement.dtype,
-                config.pipe_epochs,
+                config.max_epochs // 5 if config.pipe_epochs is None else config.pipe_epochs,
                 config.weight_steps,
             ),
             trace,

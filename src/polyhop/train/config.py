@@ -163,7 +163,9 @@ class Config:
     staleness: int | None = (
         None  # epochs that an interval may be ahead of the last; None = it waits for what it reads
     )
-    pipe_epochs: int = 20  # the first and the last so many are exact, whatever the staleness
+    pipe_epochs: int | None = (
+        None  # the first and the last that are exact, whatever the staleness; None = a fifth
+    )
     weight_steps: int = 1  # an epoch of strategy "serverless"; more: without waiting for all intervals
     function_launcher: str = "local"  # of those functions: local | command | aws | ray
     function_command: str | None = None  # that runs a function: ssh, srun, docker run -i, ip netns exec
