@@ -47,7 +47,7 @@ class _Size:
     timed: int
 
 
-FULL = _Size(Shape(32_768, 520, 41, 0.6), 1100, 1024, 3, 20, 4)
+FULL = _Size(Shape(65_536, 520, 41, 0.6), 1100, 1024, 3, 20, 4)
 QUICK = _Size(Shape(8_192, 300, 41, 0.6), 600, 512, 3, 16, 2)
 SIDES: dict[str, int | None] = {"staleness 0": 0, "pipe": None, "one at a time": 0}
 ALONE = "one at a time"

@@ -347,7 +347,7 @@ class Server:
             return
         for name, value in done.arrays.items():
             if name.startswith("d:"):
-                state.weights[name[2:]] = [*state.weights.get(name[2:], []), np.array(value)]
+                state.weights[name[2:]] = [*state.weights.get(name[2:], []), value]
         is_last = place == len(self._chain) - 1
         if is_last and not done.key.is_backward:
             state.loss = done.values["loss"]
@@ -653,10 +653,11 @@ class Server:
             found.loss += loss
             for name, pieces in weights.items():
                 for value in pieces:
-                    tensor = torch.from_numpy(value)
-                    found.gradients[name] = (
-                        found.gradients[name] + tensor if name in found.gradients else tensor
-                    )
+                    tensor = _as_tensor(value)  # memory of the result it came in, which nobody else has
+                    if name in found.gradients:
+                        found.gradients[name].add_(tensor)
+                    else:
+                        found.gradients[name] = tensor
         with self._changed:
             self._done[epoch, group] = found
             self._changed.notify_all()
