@@ -249,7 +249,7 @@ class _Cut:
                 waiting = (
                     [rest] if num_waiting else []
                 )  # an empty one would have to be joined to what comes: a copy
-        if num_seen + num_waiting != self._num_rows or not waiting:
+        if num_seen + num_waiting != self._num_rows or not (waiting or num_seen):
             raise InputError(
                 f"program: expected {self._num_rows} rows in at least one block, {num_seen + num_waiting} arrived"
             )
