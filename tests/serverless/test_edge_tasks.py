@@ -16,6 +16,7 @@ from polyhop.serverless.edge_tasks import EdgeAttention
 from polyhop.serverless.graph_ops import Attention, Sum, graph_op
 from polyhop.serverless.intervals import Interval
 from polyhop.serverless.segments import Graph
+from polyhop.serverless.tables import Reading
 from polyhop.serverless.tasks import run_task
 
 NUM_DST, NUM_SRC = 13, 20
@@ -32,7 +33,7 @@ def interval() -> Interval:
     indices[indptr[:-1][counts > 0]] = torch.arange(NUM_DST)[counts > 0].int()  # a loop each
     block = Block(indptr, indices, NUM_SRC, src_ids=torch.randperm(1000, generator=gen)[:NUM_SRC])
     sources = torch.randperm(30, generator=gen)[:NUM_SRC]
-    return Interval(0, 0, NUM_DST, block, sources, (0,), (), {}, {})
+    return Interval(0, 0, NUM_DST, block, sources, torch.zeros(NUM_SRC, dtype=torch.int64), (0,), (), {}, {})
 
 
 def both_ways(layer: GATConv, dtype: torch.dtype, remakes: bool = True) -> Any:
@@ -46,9 +47,10 @@ def both_ways(layer: GATConv, dtype: torch.dtype, remakes: bool = True) -> Any:
     fused, apart = graph_op(layer, SEGMENT), graph_op(layer, SEGMENT, True)
     assert isinstance(fused, Attention)
     assert isinstance(apart, EdgeAttention)
-    z, kept = fused.gather(where, table, own, key)
+    reading = Reading(table, where.sources)
+    z, kept = fused.gather(where, reading, own, key)
     expected = z, *fused.give_back(where, kept, grad)
-    edges = apart.read(where, table, own)
+    edges = apart.read(reading, own)
     for rows in table.values():
         rows.fill_(7.0)  # the next epoch's, before the weights are there
     task = apart.task(where, edges)

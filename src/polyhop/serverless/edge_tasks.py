@@ -30,6 +30,7 @@ from polyhop.nn.conv import GATConv
 from polyhop.serverless.intervals import Interval
 from polyhop.serverless.program import Call, Program, Row
 from polyhop.serverless.segments import Graph
+from polyhop.serverless.tables import Reading
 from polyhop.serverless.wire import Array
 
 __all__ = ["EdgeAttention", "Edges"]
@@ -80,9 +81,9 @@ class EdgeAttention:
     def of_own(self) -> tuple[str, ...]:
         return (self._dst,)
 
-    def read(self, interval: Interval, table: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Edges:
+    def read(self, reading: Reading, own: Mapping[str, Tensor]) -> Edges:
         """Copies: rows of a table may be overwritten before the weights are there."""
-        m, src = (table[name].index_select(0, interval.sources) for name in self.of_sources)
+        m, src = (reading.copied(name) for name in self.of_sources)
         return Edges(m.view(-1, self._layer.heads, self._layer.out_channels), src, own[self._dst])
 
     def task(self, interval: Interval, kept: Edges) -> dict[str, Array]:

@@ -24,6 +24,7 @@ from polyhop.nn.layer import Layer
 from polyhop.serverless.edge_tasks import EdgeAttention
 from polyhop.serverless.intervals import Interval
 from polyhop.serverless.segments import Graph
+from polyhop.serverless.tables import Reading
 
 __all__ = ["Attention", "Gathered", "GraphOp", "Sum", "graph_op"]
 
@@ -55,7 +56,7 @@ class Sum:
     def gather(
         self,
         interval: Interval,
-        table: Mapping[str, Tensor],
+        reading: Reading,
         own: Mapping[str, Tensor],
         key: Key,
         drop: Drop | None = None,
@@ -63,10 +64,12 @@ class Sum:
         """``drop``: which units of the rows that are read are dropped; None: of which none need be."""
         with torch.no_grad():
             if drop is not None:
-                read = drop(table[self._name].index_select(0, interval.sources))
+                read = drop(reading.copied(self._name))
                 return self._layer.aggregate(interval.block, read, None), None
-            pooled = replace(interval.block, rows=interval.sources)
-            return self._layer.aggregate(pooled, table[self._name], None), None
+            block = (
+                interval.block if reading.sources is None else replace(interval.block, rows=reading.sources)
+            )
+            return self._layer.aggregate(block, reading.rows[self._name], None), None
 
     def give_back(
         self, interval: Interval, kept: Any, grad: Tensor
@@ -110,10 +113,8 @@ class Attention:
     def of_own(self) -> tuple[str, ...]:
         return (self._dst,)
 
-    def gather(
-        self, interval: Interval, table: Mapping[str, Tensor], own: Mapping[str, Tensor], key: Key
-    ) -> Gathered:
-        read = [table[name].index_select(0, interval.sources) for name in self.of_sources]
+    def gather(self, interval: Interval, reading: Reading, own: Mapping[str, Tensor], key: Key) -> Gathered:
+        read = [reading.copied(name) for name in self.of_sources]
         leaves = [each.requires_grad_() for each in (*read, own[self._dst].detach().clone())]
         with torch.enable_grad():
             found = self._layer.aggregate(

@@ -45,6 +45,7 @@ class Interval:
     stop: int
     block: Block  # from its own rows, then those of others, to its own rows
     sources: Tensor  # int64: row of each source among the part's S
+    source_intervals: Tensor  # int64: number of the interval that each source is of
     reads: tuple[int, ...]  # intervals whose rows it reads, its own among them
     readers: tuple[Reader, ...]  # intervals that read its rows, by number
     lent: dict[int, Tensor]  # server -> int64: own rows (0 = start) that it reads
@@ -91,11 +92,13 @@ def cut_intervals(part: Part, block: Block, wanted: int, line: Collective) -> In
         inside, sources = _own_block(block, start, stop)
         others = sources[sources >= n] - n
         far = torch.nonzero(sources >= n)[:, 0]
-        numbers = torch.cat([_interval_of(sources[sources < n], bounds) + first, halo_numbers[others]])
+        numbers = torch.empty_like(sources)
+        numbers[sources < n] = _interval_of(sources[sources < n], bounds) + first
+        numbers[far] = halo_numbers[others]
         back = {q: far[owners[others] == q] for q in range(line.num_ranks) if q != line.rank}
         found.append(
             Interval(
-                first + at, start, stop, inside, sources, tuple(torch.unique(numbers).tolist()), (),
+                first + at, start, stop, inside, sources, numbers, tuple(torch.unique(numbers).tolist()), (),
                 {q: rows[(rows >= start) & (rows < stop)] - start for q, rows in enumerate(lent) if q != line.rank},
                 back,
             )

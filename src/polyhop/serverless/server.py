@@ -79,6 +79,7 @@ class Settings:
     dtype: torch.dtype = torch.float32
     pipe_epochs: int = 0  # the first and the last so many are run as ``pipe``, whatever the staleness
     num_groups: int = 1  # of intervals, each with a step of the weights of its own
+    extrapolates: bool = True  # old rows, gradients and weights are taken to where they were heading
 
 
 @dataclass
@@ -137,7 +138,15 @@ class Server:
         )
         self._fixed = fixed
         self._tables = {
-            at: Table(num_rows, intervals.num_all, self._widths(at), settings.dtype)
+            at: Table(
+                num_rows,
+                intervals.num_all,
+                self._widths(at),
+                settings.dtype,
+                extrapolates=settings.extrapolates
+                and settings.staleness is not None
+                and isinstance(self.ops[at], Sum),
+            )
             for at, each in enumerate(chain)
             if isinstance(each, Graph) and each.has_gradient
         }
@@ -277,8 +286,11 @@ class Server:
 
     def _begin(self, number: int) -> None:
         following = self._finished[number] + 1
-        version = Ticket(self.versions)
-        if self.settings.num_groups == 1:
+        has_one = self.settings.num_groups == 1
+        version = Ticket(
+            self.versions, is_ahead=following > self._due and has_one and self.settings.extrapolates
+        )
+        if has_one:
             int(version)  # now: all intervals of an epoch have the same
         self._states[number] = _State(following, version, dict(self._fixed[number]))
         self._forward(number, 0)
@@ -563,14 +575,14 @@ class Server:
         own = {name: state.values[name] for name in op.of_own}
         if not isinstance(op, EdgeAttention):
             self._check_ages(number, place)
-            rows, drop = self._tables[place].rows, self._drop(number, place)
+            reading, drop = self._tables[place].reading(interval, state.epoch), self._drop(number, place)
             more = {} if drop is None else {"drop": drop}
-            state.values[segment.gives], state.kept[place] = op.gather(interval, rows, own, key, **more)
+            state.values[segment.gives], state.kept[place] = op.gather(interval, reading, own, key, **more)
         elif place in state.kept:  # the weights have come back
             state.values[segment.gives] = op.gather(interval, state.kept[place], key)
         else:
             self._check_ages(number, place)
-            state.kept[place] = op.read(interval, self._tables[place].rows, own)
+            state.kept[place] = op.read(self._tables[place].reading(interval, state.epoch), own)
             self._offer(number, place, False, op.task(interval, state.kept[place]))
             return
         self._forward(number, place + 1)
@@ -622,7 +634,7 @@ class Server:
         interval, state = self._by_number[number], self._states[number]
         self._check_ages(number, place, is_backward=True)
         del state.kept[place]
-        for name, grad in self._tables[place].collect(interval).items():
+        for name, grad in self._tables[place].collect(interval, state.epoch).items():
             if self._drops_at_read(place):
                 state.undropped_grads[name] = grad
             else:

@@ -63,6 +63,8 @@ class Options(FunctionOptions, BillOptions, Protocol):
     @property
     def rematerialise(self) -> bool: ...
     @property
+    def extrapolate(self) -> bool: ...
+    @property
     def stream(self) -> bool: ...
     @property
     def edge_functions(self) -> bool: ...
@@ -142,6 +144,7 @@ class ServerlessStep:
                 placement.dtype,
                 config.max_epochs // 5 if config.pipe_epochs is None else config.pipe_epochs,
                 config.weight_steps,
+                config.extrapolate,
             ),
             trace,
         )

@@ -182,6 +182,7 @@ class Config:
     rematerialise: bool = (
         True  # functions compute again for gradients what they computed before, instead of having it sent
     )
+    extrapolate: bool = True  # with staleness: old rows, gradients and weights go on as they last changed
     edge_functions: bool = (
         False  # functions compute attention weights too (GAT): many more bytes, less work for servers
     )
