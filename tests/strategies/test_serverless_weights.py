@@ -20,8 +20,8 @@ from polyhop.comm import Collective, run_in_threads
 from polyhop.errors import ConfigError
 from polyhop.graph import Graph
 from polyhop.kernels.keys import Key
+from polyhop.serverless.epochs import groups_of
 from polyhop.serverless.ledger import Terms
-from polyhop.serverless.server import groups_of
 from polyhop.serverless.versions import Ticket, Versions
 from polyhop.strategies import WholeGraph, place, serverless_step, single
 from polyhop.train.loss import cross_entropy_sum
