@@ -22,7 +22,7 @@ import torch
 from benchmarks.serverless.transport import offer, opened, rate, until
 from polyhop.kernels import spmm
 from polyhop.serverless.ledger import Terms
-from polyhop.serverless.post import Done
+from polyhop.serverless.mail import Done
 from polyhop.serverless.program import Call, Program, Row
 from polyhop.serverless.tasks import run_task
 

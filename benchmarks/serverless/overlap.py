@@ -28,7 +28,7 @@ from benchmarks.serverless.running import Running, Spent, gnn, held_alone, launc
 from polyhop.comm import Collective, run_in_threads
 from polyhop.graph import Graph
 from polyhop.kernels import kept_memory
-from polyhop.serverless.post import Done
+from polyhop.serverless.mail import Done
 
 __all__ = ["Epochs", "figures", "run"]
 
@@ -154,7 +154,8 @@ def _timed(line: Collective, graph: Graph, size: _Size, side: str, core: int) ->
 
 def _one_at_a_time(server: Any) -> None:
     """Have the engine offer a task only when none is out, and begin no graph operation until all have come back."""
-    offer, came_back, work = server._offer, server._came_back, server._gather_or_collect
+    passes, work = server.passes, server._gather_or_collect
+    offer, came_back = passes._offer, passes.came_back
     held: deque[tuple[Any, ...]] = deque()
     out: list[bool] = []
 
@@ -177,7 +178,7 @@ def _one_at_a_time(server: Any) -> None:
             server._take(server.post.inbox.get())
         work(*operation)
 
-    server._offer, server._came_back, server._gather_or_collect = hold, take_back, work_alone
+    passes._offer, passes.came_back, server._gather_or_collect = hold, take_back, work_alone
 
 
 def _told(load: float) -> str:

@@ -26,9 +26,10 @@ from benchmarks.harness import Figure, busy_cores
 from polyhop.serverless.function import Order
 from polyhop.serverless.ledger import Terms
 from polyhop.serverless.local import LocalLauncher
-from polyhop.serverless.post import Done, Keys, Post, Work
+from polyhop.serverless.mail import Done, Work
+from polyhop.serverless.post import Post
 from polyhop.serverless.program import Call, Program, Row
-from polyhop.serverless.secrets import KeyPair
+from polyhop.serverless.secrets import KeyPair, Keys
 from polyhop.serverless.stream import cut
 from polyhop.serverless.tasks import flat
 from polyhop.serverless.wire import TaskKey

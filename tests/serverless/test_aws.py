@@ -18,7 +18,7 @@ from polyhop.serverless import aws
 from polyhop.serverless.aws import AwsLauncher, lambda_client
 from polyhop.serverless.aws_entry import handler
 from polyhop.serverless.function import Order
-from polyhop.serverless.post import Came, Left
+from polyhop.serverless.mail import Came, Left
 from polyhop.serverless.secrets import KeyPair
 
 pytest.importorskip("boto3")

@@ -26,7 +26,7 @@ from polyhop.graph import Graph
 from polyhop.serverless.command import CommandLauncher
 from polyhop.serverless.function import Order
 from polyhop.serverless.local import Ended, LocalLauncher
-from polyhop.serverless.post import Came, Left
+from polyhop.serverless.mail import Came, Left
 from polyhop.serverless.secrets import KeyPair
 from polyhop.serverless.server import ServerlessError
 

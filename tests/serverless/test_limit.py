@@ -22,9 +22,10 @@ from polyhop.serverless.crew import Crew
 from polyhop.serverless.function import Order, work
 from polyhop.serverless.ledger import Terms
 from polyhop.serverless.local import LocalLauncher
-from polyhop.serverless.post import Done, Keys, Post, Work
+from polyhop.serverless.mail import Done, Work
+from polyhop.serverless.post import Post
 from polyhop.serverless.program import Call, Program, Row
-from polyhop.serverless.secrets import KeyPair
+from polyhop.serverless.secrets import KeyPair, Keys
 from polyhop.serverless.wire import TaskKey
 
 sys.path.insert(0, str(Path(__file__).parent))

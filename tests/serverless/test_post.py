@@ -24,9 +24,10 @@ import zmq
 from polyhop.serverless import wire
 from polyhop.serverless.function import Order, work
 from polyhop.serverless.ledger import Terms
-from polyhop.serverless.post import Arrived, Broken, Came, Done, Keys, Left, Post, Work
+from polyhop.serverless.mail import Arrived, Broken, Came, Done, Left, Work
+from polyhop.serverless.post import Post
 from polyhop.serverless.program import Call, Program, Row
-from polyhop.serverless.secrets import KeyPair
+from polyhop.serverless.secrets import KeyPair, Keys
 from polyhop.serverless.wire import Limits, TaskKey
 from polyhop.trace import Trace
 
@@ -150,7 +151,7 @@ def test_without_the_key_nothing_is_read_and_nothing_submitted(post: Post, keys:
     socket.close()
     context.term()
     assert post.inbox.empty()
-    assert not post._functions
+    assert not post.roll.functions
     assert (post.refused["key"] >= 1) == (keys is not None)
     assert work(order(post)).tasks == 1  # and it goes on
 
@@ -158,7 +159,7 @@ def test_without_the_key_nothing_is_read_and_nothing_submitted(post: Post, keys:
 def test_a_wrong_job_is_told_to_stop(post: Post) -> None:
     assert "this is job job" in work(order(post, job="another")).reason
     assert post.refused["message"] == 1
-    assert not post._functions
+    assert not post.roll.functions
 
 
 def test_at_the_door_a_function_can_only_say_hello(post: Post) -> None:
@@ -244,7 +245,7 @@ def test_without_a_sessions_password_nobody_is_at_the_desk(post: Post) -> None:
     with Client(order(post)) as client:
         client.say(wire.Pull())
         until(lambda: post.messages["Pull"] == 1)
-        (function,) = post._functions.values()
+        (function,) = post.roll.functions.values()
         session, identity, context = function.session, function.identity, zmq.Context()
         tries = ((session.name, "wrong"), ("nobody", session.password), (session.name, session.name))
         sockets = [plain_client(context, post, *each) for each in tries]
@@ -271,7 +272,7 @@ def test_who_has_seen_a_password_can_neither_read_nor_submit_nor_repeat(post: Po
         client.channel.socket.send_multipart = overheard  # type: ignore[method-assign]
         client.say(wire.Pull())
         until(lambda: post.messages["Pull"] == 1)
-        (function,) = post._functions.values()
+        (function,) = post.roll.functions.values()
         identity, context = function.identity, zmq.Context()
         thief = plain_client(context, post, function.session.name, function.session.password)
         thief.send_multipart(heard[0])  # again
@@ -291,7 +292,7 @@ def test_a_session_that_has_ended_is_no_session(post: Post) -> None:
         client.say(wire.Pull())
         until(lambda: post.messages["Pull"] == 1)
         post.lose("lost")
-        until(lambda: not post._functions)
+        until(lambda: not post.roll.functions)
         client.say(wire.Pull())
         until(lambda: post.refused["message"] == 1)
 

@@ -22,10 +22,11 @@ from zmq.auth.thread import ThreadAuthenticator
 from polyhop.serverless import stream, wire
 from polyhop.serverless.function import Order, Summary, work
 from polyhop.serverless.ledger import Terms
-from polyhop.serverless.post import Done, Keys, Post, Work
+from polyhop.serverless.mail import Done, Work
+from polyhop.serverless.post import Post
 from polyhop.serverless.program import Call, Program, Row
 from polyhop.serverless.sealed import Sealer, Session
-from polyhop.serverless.secrets import KeyPair, guarded
+from polyhop.serverless.secrets import KeyPair, Keys, guarded
 from polyhop.serverless.stream import cut
 from polyhop.serverless.tiles import TILE
 from polyhop.serverless.wire import TaskKey, WireError

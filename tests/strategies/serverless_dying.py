@@ -14,13 +14,19 @@ from torch import Tensor
 from polyhop import launch, nn
 from polyhop.graph import Graph
 from polyhop.partition import partition, share
+from polyhop.serverless.passes import Passes
 from polyhop.serverless.server import Server
 from polyhop.trainer import Trainer
 
 __all__ = ["EPOCHS", "train"]
 
 EPOCHS, STRUCK = 8, 5
-_METHODS = {"task": "_came_back", "gather": "_gather_or_collect", "sum": "_summed", "stop": "_came_back"}
+_METHODS: dict[str, tuple[Any, str]] = {
+    "task": (Passes, "came_back"),
+    "gather": (Server, "_gather_or_collect"),
+    "sum": (Server, "_summed"),
+    "stop": (Passes, "came_back"),
+}
 
 
 def _epoch_of(given: Any) -> int:
@@ -29,16 +35,17 @@ def _epoch_of(given: Any) -> int:
 
 def _dies_at(where: str) -> None:
     """This process ends, or is stopped, at the third call of that method in an epoch: functions hold leases then."""
-    plain, calls = getattr(Server, _METHODS[where]), 0
+    owner, name = _METHODS[where]
+    plain, calls = getattr(owner, name), 0
 
-    def struck(self: Server, *given: Any) -> Any:
+    def struck(self: Any, *given: Any) -> Any:
         nonlocal calls
         calls += _epoch_of(given[0]) == STRUCK
         if calls == (1 if where == "sum" else 3):
             os.kill(os.getpid(), signal.SIGSTOP if where == "stop" else signal.SIGKILL)
         return plain(self, *given)
 
-    setattr(Server, _METHODS[where], struck)
+    setattr(owner, name, struck)
 
 
 def _fills(disk: Path) -> Any:

@@ -19,7 +19,8 @@ pytest.importorskip("cryptography")
 from polyhop.comm import run_in_threads
 from polyhop.graph import Graph
 from polyhop.serverless.ledger import Terms
-from polyhop.serverless.tables import NEVER, Ages, StalenessError
+from polyhop.serverless.tables import NEVER, Ages, Reading, StalenessError, Table
+from polyhop.serverless.versions import Versions
 from polyhop.strategies import serverless_step
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -85,6 +86,34 @@ def test_attention_weights_of_functions_keep_the_bound(make_graph: MakeGraph, mo
         assert set(each.seen) <= set(range(-1, 3))
     assert found[0][0] == found[1][0]
     assert all(math.isfinite(loss) for loss in found[0][0])
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_what_is_old_is_taken_ahead_unless_that_is_not_wanted(
+    make_graph: MakeGraph, monkeypatch: Any, is_on: bool
+) -> None:
+    """Rows, gradients and weights. Epochs that are due, and exact ones, have the weights that were published."""
+    versions, read = set(), set()
+    reading, take = Table.reading, Versions.take
+
+    def noted_reading(self: Table, interval: Any, epoch: int) -> Reading:
+        found = reading(self, interval, epoch)
+        is_old = any(self.tags[each] < epoch for each in interval.reads)
+        read.add((is_old, found.sources is None))
+        return found
+
+    def noted_take(self: Versions, is_ahead: bool = False) -> int:
+        found = take(self, is_ahead)
+        versions.add((is_ahead, found < 0))
+        return found
+
+    monkeypatch.setattr(Table, "reading", noted_reading)
+    monkeypatch.setattr(Versions, "take", noted_take)
+    found = trained(make_graph(80), monkeypatch, 1, 12, extrapolate=is_on)
+    assert found[0][0] == found[1][0]
+    assert (True, True) in read if is_on else {made for _, made in read} == {False}
+    assert (False, True) not in read
+    assert versions == ({(False, False), (True, True)} if is_on else {(False, False)})
 
 
 @pytest.mark.slow

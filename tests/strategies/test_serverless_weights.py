@@ -20,9 +20,8 @@ from polyhop.comm import Collective, run_in_threads
 from polyhop.errors import ConfigError
 from polyhop.graph import Graph
 from polyhop.kernels.keys import Key
+from polyhop.serverless.epochs import groups_of
 from polyhop.serverless.ledger import Terms
-from polyhop.serverless.server import groups_of
-from polyhop.serverless.versions import Ticket, Versions
 from polyhop.strategies import WholeGraph, place, serverless_step, single
 from polyhop.train.loss import cross_entropy_sum
 
@@ -132,20 +131,6 @@ def test_an_interval_keeps_its_version_while_others_get_newer_ones(
     assert at_the_end == 1
     assert oldest <= staleness + 1
     assert sum(losses[-steps:]) < 0.9 * sum(losses[:steps])
-
-
-def test_a_ticket_takes_the_newest_version_once() -> None:
-    versions = Versions({})
-    versions.publish(0, {})
-    late, early = Ticket(versions), Ticket(versions)
-    assert int(early) == 0
-    versions.publish(1, {})
-    assert (int(early), int(late)) == (0, 1)
-    versions.publish(2, {})
-    assert (int(late), versions.alive) == (1, [0, 1, 2])
-    early.leave()
-    late.leave()
-    assert versions.alive == [2]
 
 
 def test_a_run_that_was_stopped_inside_an_epoch_goes_on(

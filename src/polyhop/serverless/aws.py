@@ -21,7 +21,7 @@ from typing import Any
 from polyhop.errors import ConfigError, LaunchError, UnsupportedError
 from polyhop.serverless.function import Order
 from polyhop.serverless.local import Ended
-from polyhop.serverless.post import Came, Left
+from polyhop.serverless.mail import Came, Left
 
 __all__ = ["MAX_ORDER_BYTES", "AwsLauncher", "lambda_client"]
 

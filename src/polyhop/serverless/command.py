@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from polyhop.serverless.function import Order
 from polyhop.serverless.local import Ended, LocalLauncher
-from polyhop.serverless.post import Came, Left
+from polyhop.serverless.mail import Came, Left
 
 __all__ = ["CommandLauncher"]
 

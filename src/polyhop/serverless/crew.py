@@ -14,7 +14,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from polyhop.serverless.local import Ended
-from polyhop.serverless.post import Broken, Post
+from polyhop.serverless.mail import Broken
+from polyhop.serverless.post import Post
 
 __all__ = ["Crew", "Launcher"]
 

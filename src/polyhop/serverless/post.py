@@ -2,10 +2,11 @@
 
 Servers talk to each other at the door; functions say Hello there and are given a session for the desk (``channel``).
 
-The thread alone touches sockets and ledger. Whoever trains gives it work (``offer``, ``send``) and takes what came back
-from ``inbox``; it never waits for them. A function asks for work with a Pull; where there is none its wish is kept, and
-met as soon as there is. Every message is checked before it is believed: its sender's key (``secrets``), its seal
-(``sealed``), its form (``wire``), its lease (``ledger``). What is refused is counted, told in the log, and changes nothing.
+The thread alone touches sockets (``doors``), ledger and ``roll``. Whoever trains gives it work (``offer``, ``send``) and
+takes what came back from ``inbox`` (``mail``); it never waits for them. A function asks for work with a Pull; where there is
+none its wish is kept, and met as soon as there is. Every message is checked before it is believed: its sender's key
+(``secrets``), its seal (``sealed``), its form (``wire``), its lease (``ledger``). What is refused is counted, told in the
+log, and changes nothing.
 """
 
 from __future__ import annotations
@@ -15,115 +16,28 @@ import queue
 import socket
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
-from hmac import compare_digest
-from typing import Any, SupportsInt
+from typing import Any
 
 import zmq
 from zmq.utils import z85
 
 from polyhop.serverless import wire
+from polyhop.serverless.doors import Doors, Socket, received, sent
 from polyhop.serverless.ledger import OK, Lease, Ledger, Terms
-from polyhop.serverless.sealed import SEAL_BYTES, Sealer, SealError, Session
-from polyhop.serverless.secrets import FUNCTION, SERVER, Entry, KeyPair, guarded
+from polyhop.serverless.mail import Arrived, Broken, Came, Done, Left, Work
+from polyhop.serverless.roll import Function, Roll
+from polyhop.serverless.sealed import SealError
+from polyhop.serverless.secrets import FUNCTION, SERVER, Entry, Keys
 from polyhop.serverless.timesheets import Timesheets
 from polyhop.serverless.wire import LIMITS, Array, Limits, TaskKey, WireError
 from polyhop.trace import NO_TRACE, Trace
 
-__all__ = ["Arrived", "Broken", "Came", "Done", "Keys", "Left", "Post", "Work"]
+__all__ = ["Post"]
 
 _LOG = logging.getLogger("polyhop.serverless")
-_HANDSHAKE_MS = 5000
 _TRIES = 5  # of a task that functions fail to compute, before the run ends
-_CALLS_S = 1.0  # between calls of the roll
-_SILENT_S = 30.0  # nothing heard, and no lease in time: lost, though its connection stands
-
-
-@dataclass(frozen=True)
-class Keys:
-    """Of one server: its own pair, the pair with which it talks to others, and the keys that it answers."""
-
-    own: KeyPair
-    to_servers: KeyPair
-    functions: str  # public key
-
-    @property
-    def answered(self) -> dict[str, str]:
-        return {self.functions: FUNCTION, self.to_servers.public: SERVER}
-
-
-@dataclass(frozen=True, eq=False)
-class Work:
-    """What a function needs for a task. ``weights`` gives program and weights of the piece, where it has not got them.
-
-    ``version`` is asked for when the task is given out, not before. ``more``: further blocks of its ``num_rows`` rows, each
-    of which travels in a message of its own.
-    """
-
-    version: SupportsInt
-    arrays: Mapping[str, Array]
-    weights: Callable[[], tuple[dict[str, Any], Mapping[str, Array]]]
-    wants: tuple[str, ...] = ()
-    options: Mapping[str, float] = field(default_factory=dict)
-    num_rows: int = 0
-    more: tuple[Mapping[str, Array], ...] = ()
-
-
-@dataclass(frozen=True, eq=False)
-class Done:
-    """A result that counts."""
-
-    key: TaskKey
-    arrays: dict[str, Array]
-    values: dict[str, float]
-
-
-@dataclass(frozen=True, eq=False)
-class Arrived:
-    """Rows or sums from another server."""
-
-    header: wire.Rows | wire.Sums
-    arrays: dict[str, Array]
-
-
-@dataclass(frozen=True)
-class Broken:
-    """The run cannot go on."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class Came:
-    """A function has said Hello."""
-
-    function: str
-
-
-@dataclass(frozen=True)
-class Left:
-    """The last was heard of a function: it said Bye, or (``is_failure``) is lost."""
-
-    function: str
-    is_failure: bool
-    reason: str
-
-
-@dataclass
-class _Function:
-    """A function as the post knows it."""
-
-    name: str
-    session: Session
-    sealer: Sealer
-    identity: bytes | None = None  # at the desk; None: it has not come there yet
-    held: frozenset[tuple[int, int]] = frozenset()
-    wishes: int = 0
-    seen: float = 0.0
-    is_leaving: bool = False  # it gets no more tasks
-    is_dismissed: bool = False  # and has been told so
 
 
 class Post:
@@ -148,26 +62,13 @@ class Post:
         self.messages: Counter[str] = Counter()
         self.sheets = Timesheets()
         self._keys, self._limits, self._clock, self._trace = keys, limits, clock, trace
-        # Functions, when ``limit`` was last called; of those that are stuck all leases have run out.
-        self.num_serving = self.num_stuck = 0
-        self._functions: dict[str, _Function] = {}  # by session
-        self._wishing: deque[_Function] = deque()
+        self.roll = Roll(self.ledger, clock)
         self._failures: Counter[TaskKey] = Counter()
-        self._news: queue.SimpleQueue[Came | Left] = queue.SimpleQueue()
-        self._called = clock()
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._wake, self._woken = socket.socketpair()
         self._woken.setblocking(False)
-        self._context = zmq.Context()
-        self._gate = self._context.socket(zmq.REP)  # ZAP: who may come in
-        self._gate.bind("inproc://zeromq.zap.01")
-        self._door, self._desk = (_router(self._context, limits) for _ in range(2))
-        guarded(self._door, keys.own)
-        self._desk.plain_server = True
-        port = self._door.bind_to_random_port(f"tcp://{host}")
-        self.desk_port = self._desk.bind_to_random_port(f"tcp://{host}")
-        self.entry = Entry(f"tcp://{host}:{port}", keys.own.public)
-        self._peers: dict[int, zmq.Socket[bytes]] = {}
+        self._doors = Doors(keys, host, limits)
+        self.entry, self.desk_port = self._doors.entry, self._doors.desk_port
         self._is_open, self._is_broken, self._over = True, False, ""
         self._thread = threading.Thread(target=self._run, name="post", daemon=True)
         self._thread.start()
@@ -180,7 +81,7 @@ class Post:
 
     def connect(self, peers: Mapping[int, Entry]) -> None:
         """Servers that rows go to, by number."""
-        self._order(lambda: self._connect(peers))
+        self._order(lambda: self._doors.connect(peers))
 
     def send(self, peer: int, header: wire.Rows | wire.Sums, arrays: Mapping[str, Array]) -> None:
         """Rows for another server; arrays must not change any more."""
@@ -188,7 +89,7 @@ class Post:
 
     def lose(self, function: str) -> None:
         """A function is known to be gone."""
-        self._order(lambda: self._lose(function))
+        self._order(lambda: self.roll.lose(function))
 
     def forget(self, before_epoch: int) -> None:
         self._order(lambda: self.ledger.forget(before_epoch))
@@ -209,21 +110,27 @@ class Post:
 
         Who asks also has the roll called: a function whose connection is gone, or that hangs, will be among those lost.
         """
-        self._order(self._call_the_roll)
-        found = []
-        while not self._news.empty():
-            found.append(self._news.get())
-        return found
+        self._order(lambda: self.roll.call(lambda function: self._reply(function, wire.Ack(0, OK))))
+        return self.roll.news()
 
     @property
     def has_wishes(self) -> bool:
         """Whether functions ask for more than there is."""
-        return bool(self._wishing)
+        return self.roll.has_wishes
+
+    @property
+    def num_serving(self) -> int:
+        """Functions that were there, of those that are wanted, when ``limit`` was last called."""
+        return self.roll.num_serving
+
+    @property
+    def num_stuck(self) -> int:
+        """Functions all of whose leases had run out then."""
+        return self.roll.num_stuck
 
     def num_functions(self, within_s: float = 5.0) -> int:
-        """Functions heard of lately, or that hold a lease."""
-        since = self._clock() - within_s
-        return sum(each.seen >= since or each.wishes > 0 for each in list(self._functions.values()))
+        """Functions heard of lately, or that wait for a task."""
+        return self.roll.num_heard(within_s)
 
     def close(self) -> None:
         """Stop listening; functions that wait are told to end."""
@@ -241,20 +148,20 @@ class Post:
     # The thread
 
     def _run(self) -> None:
-        poller = zmq.Poller()
-        for each in (self._gate, self._door, self._desk, self._woken):
+        poller, doors = zmq.Poller(), self._doors
+        for each in (doors.gate, doors.door, doors.desk, self._woken):
             poller.register(each, zmq.POLLIN)
         try:
             while self._is_open or not self._orders.empty():
                 events = dict(poller.poll(self._patience_ms()))
-                if self._gate in events:
+                if doors.gate in events:
                     self._admit()
                 if self._woken.fileno() in events:
                     self._obey()
-                if self._door in events:
-                    self._take(self._door)
-                if self._desk in events:
-                    self._take(self._desk)
+                if doors.door in events:
+                    self._take(doors.door)
+                if doors.desk in events:
+                    self._take(doors.desk)
                 for lease in self.ledger.expire(self._clock()):
                     _LOG.info("lease %d of %s ran out; it is given again", lease.number, lease.key)
                 self._serve()
@@ -262,9 +169,7 @@ class Post:
             _LOG.exception("the post broke")
             self.inbox.put(Broken(f"the post of this server broke: {error}"))
         finally:
-            for each in (self._gate, self._door, self._desk, *self._peers.values()):
-                each.close(linger=200)
-            self._context.term()
+            doors.close()
 
     def _patience_ms(self) -> int:
         deadline = self.ledger.next_deadline()
@@ -273,23 +178,17 @@ class Post:
         return round(1000 * max(min(deadline - self._clock(), 1.0), 0.0)) + 1
 
     def _admit(self) -> None:
-        """ZAP (RFC 27): an answer to every connection that shakes hands."""
-        version, sequence, _, _, _, mechanism, *credentials = self._gate.recv_multipart()
-        user = self._user(mechanism, credentials)
-        if user is None:
+        """An answer to a connection that shakes hands."""
+        if not self._doors.admit(self._user):
             self.refused["key"] += 1
             _LOG.warning("a connection without a key of this job was refused")
-        answer = (b"200", b"", user.encode()) if user else (b"400", b"no key of this job", b"")
-        self._gate.send_multipart([version, sequence, *answer, b""])
 
     def _user(self, mechanism: bytes, credentials: list[bytes]) -> str | None:
         """At the door what a key is for, at the desk the name of a session."""
         if mechanism == b"CURVE" and len(credentials) == 1 and len(credentials[0]) == 32:
             return self._keys.answered.get(z85.encode(credentials[0]).decode())
         if mechanism == b"PLAIN" and len(credentials) == 2:
-            function = self._functions.get(credentials[0].decode(errors="replace"))
-            if function is not None and compare_digest(function.session.password.encode(), credentials[1]):
-                return function.session.name
+            return self.roll.user(credentials[0].decode(errors="replace"), credentials[1])
         return None
 
     def _obey(self) -> None:
@@ -301,22 +200,20 @@ class Post:
         while not self._orders.empty():
             self._orders.get()()
 
-    def _take(self, socket: zmq.Socket[bytes]) -> None:
+    def _take(self, socket: Socket) -> None:
         """What has arrived, some at a time so that leases and orders are not kept waiting."""
         for _ in range(64):
-            try:
-                identity, *frames = socket.recv_multipart(flags=zmq.NOBLOCK, copy=False)
-            except zmq.Again:
+            message = received(socket)
+            if message is None:
                 return
-            user, buffers = str(identity.get("User-Id")), [frame.buffer for frame in frames]
             try:
-                if socket is self._door:
-                    self._at_the_door(user, identity.bytes, buffers)
+                if socket is self._doors.door:
+                    self._at_the_door(*message)
                 else:
-                    self._at_the_desk(user, identity.bytes, buffers)
+                    self._at_the_desk(*message)
             except (WireError, SealError) as error:
                 self.refused["message"] += 1
-                _LOG.warning("a message of %s was refused: %s", user, error)
+                _LOG.warning("a message of %s was refused: %s", message[0], error)
 
     def _at_the_door(self, user: str, identity: bytes, frames: list[memoryview]) -> None:
         """Rows of another server, or the first word of a function."""
@@ -332,7 +229,7 @@ class Post:
 
     def _at_the_desk(self, session: str, identity: bytes, frames: list[memoryview]) -> None:
         """Whatever a function says after Hello."""
-        function = self._functions.get(session)
+        function = self.roll.functions.get(session)
         if function is None:
             raise WireError("its session has ended")
         header, arrays = wire.unpack(function.sealer.open(frames), self._limits)
@@ -343,27 +240,22 @@ class Post:
     def _greet(self, identity: bytes, hello: wire.Hello) -> None:
         if hello.job != self.job or hello.protocol != wire.PROTOCOL:
             other = wire.Stop(f"this is job {self.job}, protocol {wire.PROTOCOL}")
-            _sent(self._door, identity, wire.pack(other))
+            sent(self._doors.door, identity, wire.pack(other))
             raise WireError(f"Hello of job {hello.job[:40]!r}, protocol {hello.protocol}")
         self.sheets.came(hello.function)
-        self._news.put(Came(hello.function))
+        self.roll.come(hello.function)
         if self._over:
-            _sent(self._door, identity, wire.pack(wire.Stop(self._over)))
-            self._news.put(Left(hello.function, False, self._over))
+            sent(self._doors.door, identity, wire.pack(wire.Stop(self._over)))
+            self.roll.turn_away(hello.function, self._over)
             return
-        session = Session.draw()
-        self._functions[session.name] = _Function(
-            hello.function, session, Sealer(session.key, is_server=True), seen=self._clock()
-        )
+        session = self.roll.enter(hello.function).session
         welcome = wire.Welcome(session.name, session.password, session.key, self.desk_port)
-        _sent(self._door, identity, wire.pack(welcome))
+        sent(self._doors.door, identity, wire.pack(welcome))
 
-    def _from_function(self, function: _Function, header: wire.Header, arrays: dict[str, Array]) -> None:
+    def _from_function(self, function: Function, header: wire.Header, arrays: dict[str, Array]) -> None:
         function.seen = self._clock()
         if isinstance(header, wire.Pull):
-            function.held = frozenset(header.held)
-            function.wishes += 1
-            self._wishing.append(function)
+            self.roll.wish(function, header.held)
             self._let_go(function)
             if self._over:
                 self._reply(function, wire.Stop(self._over))
@@ -381,11 +273,11 @@ class Post:
         elif isinstance(header, wire.Failed):
             self._failed(function, header)
         elif isinstance(header, wire.Bye):
-            self._lose(function.name, Left(function.name, False, header.reason[:200]))
+            self.roll.lose(function.name, Left(function.name, False, header.reason[:200]))
         else:
             raise WireError(f"{type(header).__name__} from a function")
 
-    def _failed(self, function: _Function, header: wire.Failed) -> None:
+    def _failed(self, function: Function, header: wire.Failed) -> None:
         """A task that a function could not compute is given again; after some tries the run ends."""
         self._failures[header.key] += 1
         _LOG.warning("%s failed at %s: %s", function.name, header.key, header.reason[:500])
@@ -396,72 +288,26 @@ class Post:
             self._dismiss("the run has failed")
         self.ledger.give_up(header.key, header.lease)
 
-    def _lose(self, name: str, why: Left | None = None) -> None:
-        known = [session for session, each in self._functions.items() if each.name == name]
-        for session in known:
-            del self._functions[session]
-        if known:
-            self._news.put(why or Left(name, True, "its connection is gone"))
-        self.ledger.lose(name)
-
-    def _call_the_roll(self) -> None:
-        """Functions whose connection is gone, or that are silent for too long, are lost. Told, in a word without effect."""
-        now = self._clock()
-        if now - self._called < _CALLS_S:
-            return
-        self._called = now
-        at_work = self.ledger.holders(now)
-        for each in list(self._functions.values()):
-            if each.identity is not None and not self._reply(each, wire.Ack(0, OK)):
-                self._lose(each.name)
-            elif now - each.seen > _SILENT_S and each.name not in at_work:
-                self._lose(each.name, Left(each.name, True, f"nothing was heard of it for {_SILENT_S:g} s"))
-
     def _limit(self, alive: Collection[str], wanted: int) -> None:
-        now = self._clock()
-        at_work = self.ledger.holders(now)
-        known = [each for each in self._functions.values() if each.identity is not None]
-        here = [each for each in known if each.name in alive and not each.is_dismissed]
-        stuck = [
-            each
-            for each in here
-            if not each.wishes and each.name not in at_work and now - each.seen > self.ledger.terms.floor_s
-        ]
-        self.num_stuck = len(stuck)
-        leaving = [each for each in here if each.is_leaving]
-        serving = [each for each in here if not each.is_leaving and each not in stuck]
-        self.num_serving = min(len(serving) + len(leaving), wanted)
-        for each in sorted(serving, key=lambda each: each.name in at_work)[: max(len(serving) - wanted, 0)]:
-            each.is_leaving = True
-            self._let_go(each)
-        for each in leaving[: max(wanted - len(serving), 0)]:
-            each.is_leaving = False
-            self._wishing.extend([each] * each.wishes)
+        for function in self.roll.limit(alive, wanted):
+            self._let_go(function)
 
-    def _let_go(self, function: _Function) -> None:
+    def _let_go(self, function: Function) -> None:
         """A function that is leaving is told to end, unless it has something to do."""
-        if function.is_leaving and not function.is_dismissed and not self.ledger.has(function.name):
-            function.is_dismissed = True
+        if self.roll.let_go(function):
             self._reply(function, wire.Stop("fewer functions are wanted"))
 
     def _serve(self) -> None:
         """Meet wishes while there are tasks."""
-        while self._wishing and not self._is_broken:
-            function = self._wishing[0]
-            is_here = function.session.name in self._functions
-            if not is_here or function.wishes == 0 or function.is_leaving:
-                self._wishing.popleft()
-                continue
+        while not self._is_broken and (function := self.roll.wisher()) is not None:
             found = self.ledger.lease(function.name, self._clock())
             if found is None:
                 return
-            self._wishing.popleft()
-            function.wishes -= 1
-            lease, work = found
-            if not self._hand_out(function, lease, work):
-                self._lose(function.name)
+            self.roll.meet()
+            if not self._hand_out(function, *found):
+                self.roll.lose(function.name)
 
-    def _hand_out(self, function: _Function, lease: Lease, work: Work) -> bool:
+    def _hand_out(self, function: Function, lease: Lease, work: Work) -> bool:
         """Send a task, all blocks of its rows; False if the function is not there any more."""
         version = int(work.version)
         has = (lease.key.piece, version) in function.held
@@ -487,57 +333,23 @@ class Post:
         return True
 
     def _reply(
-        self, function: _Function, header: wire.Header, arrays: Mapping[str, Array] | None = None
+        self, function: Function, header: wire.Header, arrays: Mapping[str, Array] | None = None
     ) -> bool:
         """False if the function is not at the desk, or not any more."""
         if function.identity is None:
             return False
-        return _sent(self._desk, function.identity, function.sealer.seal(wire.pack(header, arrays)))
+        return sent(self._doors.desk, function.identity, function.sealer.seal(wire.pack(header, arrays)))
 
     def _dismiss(self, reason: str) -> None:
         """Functions are told to end, those that come later too."""
         self._over = reason
-        for function in self._functions.values():
+        for function in self.roll.functions.values():
             self._reply(function, wire.Stop(reason))
-
-    def _connect(self, peers: Mapping[int, Entry]) -> None:
-        for number, entry in peers.items():
-            made = self._context.socket(zmq.DEALER)
-            guarded(made, self._keys.to_servers, entry)
-            made.setsockopt(zmq.SNDHWM, 0)
-            made.setsockopt(zmq.LINGER, 0)
-            made.connect(entry.address)
-            self._peers[number] = made
 
     def _to_peer(self, peer: int, header: wire.Rows | wire.Sums, arrays: Mapping[str, Array]) -> None:
         self._count(type(header).__name__.lower(), arrays)
-        self._peers[peer].send_multipart(wire.pack(header, arrays), copy=False)
+        self._doors.to_peer(peer, wire.pack(header, arrays))
 
     def _count(self, kind: str, arrays: Mapping[str, Array]) -> None:
         self.sent[kind] += wire.num_bytes(arrays)
         self.sent_messages[kind] += 1
-
-
-def _router(context: zmq.Context[Any], limits: Limits) -> zmq.Socket[bytes]:
-    made: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
-    for option, value in (
-        (zmq.ROUTER_MANDATORY, 1),
-        (zmq.ROUTER_HANDOVER, 1),
-        (zmq.MAXMSGSIZE, limits.frame_bytes + SEAL_BYTES),
-        (zmq.HANDSHAKE_IVL, _HANDSHAKE_MS),
-        (zmq.SNDHWM, 0),
-        (zmq.LINGER, 0),
-        (zmq.HEARTBEAT_IVL, 2000),
-    ):
-        made.setsockopt(option, value)
-    made.zap_domain = b"polyhop"
-    return made
-
-
-def _sent(socket: zmq.Socket[bytes], identity: bytes, frames: list[Any]) -> bool:
-    """False if nobody of that identity is there any more."""
-    try:
-        socket.send_multipart([identity, *frames], copy=False, flags=zmq.NOBLOCK)
-    except (zmq.Again, zmq.error.ZMQError):
-        return False
-    return True

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import zmq
 
-__all__ = ["FUNCTION", "SERVER", "Entry", "KeyPair", "guarded"]
+__all__ = ["FUNCTION", "SERVER", "Entry", "KeyPair", "Keys", "guarded"]
 
 FUNCTION, SERVER = "function", "server"
 
@@ -31,6 +31,19 @@ class KeyPair:
     def draw(cls) -> KeyPair:
         public, secret = zmq.curve_keypair()
         return cls(public.decode(), secret.decode())
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Of one server: its own pair, the pair with which it talks to others, and the keys that it answers."""
+
+    own: KeyPair
+    to_servers: KeyPair
+    functions: str  # public key
+
+    @property
+    def answered(self) -> dict[str, str]:
+        return {self.functions: FUNCTION, self.to_servers.public: SERVER}
 
 
 @dataclass(frozen=True)

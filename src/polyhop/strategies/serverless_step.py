@@ -22,10 +22,11 @@ from polyhop.serverless.function import Order
 from polyhop.serverless.intervals import Intervals, cut_intervals
 from polyhop.serverless.ledger import Terms
 from polyhop.serverless.local import LocalLauncher
-from polyhop.serverless.post import Keys, Post
-from polyhop.serverless.secrets import Entry, KeyPair
+from polyhop.serverless.passes import Settings
+from polyhop.serverless.post import Post
+from polyhop.serverless.secrets import Entry, KeyPair, Keys
 from polyhop.serverless.segments import Graph, Segment, segments
-from polyhop.serverless.server import Server, Settings
+from polyhop.serverless.server import Server
 from polyhop.serverless.server_rows import ServerRows
 from polyhop.serverless.tuner import Tuner
 from polyhop.strategies.held import HeldPart
