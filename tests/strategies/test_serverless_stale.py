@@ -88,9 +88,11 @@ def test_attention_weights_of_functions_keep_the_bound(make_graph: MakeGraph, mo
     assert all(math.isfinite(loss) for loss in found[0][0])
 
 
-@pytest.mark.parametrize("is_on", [True, False])
-def test_what_is_old_is_taken_ahead_unless_that_is_not_wanted(
-    make_graph: MakeGraph, monkeypatch: Any, is_on: bool
+@pytest.mark.parametrize(
+    ("staleness", "wanted", "is_on"), [(1, None, True), (1, False, False), (0, None, False), (0, True, True)]
+)
+def test_what_is_old_is_taken_ahead_where_that_is_wanted(
+    make_graph: MakeGraph, monkeypatch: Any, staleness: int, wanted: bool | None, is_on: bool
 ) -> None:
     """Rows, gradients and weights. Epochs that are due, and exact ones, have the weights that were published."""
     versions, read = set(), set()
@@ -109,11 +111,12 @@ def test_what_is_old_is_taken_ahead_unless_that_is_not_wanted(
 
     monkeypatch.setattr(Table, "reading", noted_reading)
     monkeypatch.setattr(Versions, "take", noted_take)
-    found = trained(make_graph(80), monkeypatch, 1, 12, extrapolate=is_on)
+    found = trained(make_graph(80), monkeypatch, staleness, 12, extrapolate=wanted)
     assert found[0][0] == found[1][0]
     assert (True, True) in read if is_on else {made for _, made in read} == {False}
     assert (False, True) not in read
-    assert versions == ({(False, False), (True, True)} if is_on else {(False, False)})
+    assert any(is_old for is_old, _ in read)
+    assert versions == ({(False, False), (True, True)} if is_on and staleness else {(False, False)})
 
 
 @pytest.mark.slow

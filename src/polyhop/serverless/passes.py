@@ -54,7 +54,7 @@ class Settings:
     dtype: torch.dtype = torch.float32
     pipe_epochs: int = 0  # the first and the last so many are run as ``pipe``, whatever the staleness
     num_groups: int = 1  # of intervals, each with a step of the weights of its own
-    extrapolates: bool = True  # old rows, gradients and weights are taken to where they were heading
+    extrapolates: bool = False  # old rows, gradients and weights are taken to where they were heading
 
 
 @dataclass(frozen=True)

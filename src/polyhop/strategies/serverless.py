@@ -51,7 +51,9 @@ class Config:
     weight_steps: int = 1  # an epoch; more: of a group of intervals each, not waiting for the others
     fuse_loss: bool = True
     rematerialise: bool = True
-    extrapolate: bool = True  # with staleness: old rows, gradients and weights go on as they last changed
+    extrapolate: bool | None = (
+        None  # old rows, gradients and weights go on as they last changed; None: where staleness >= 1
+    )
     stream: bool = True
     edge_functions: bool = False  # attention weights of GAT are tasks too
     function_launcher: str = "local"  # local | command | aws | ray

@@ -64,7 +64,7 @@ class Options(FunctionOptions, BillOptions, Protocol):
     @property
     def rematerialise(self) -> bool: ...
     @property
-    def extrapolate(self) -> bool: ...
+    def extrapolate(self) -> bool | None: ...
     @property
     def stream(self) -> bool: ...
     @property
@@ -145,7 +145,7 @@ class ServerlessStep:
                 placement.dtype,
                 config.max_epochs // 5 if config.pipe_epochs is None else config.pipe_epochs,
                 config.weight_steps,
-                config.extrapolate,
+                _extrapolates(config),
             ),
             trace,
         )
@@ -322,3 +322,8 @@ def _each(count: int, line: Collective) -> list[int]:
         torch.tensor([count], device=line.device), kind="sizes", counts=[1] * line.num_ranks
     )
     return list(torch.cat(counts).tolist())
+
+
+def _extrapolates(config: Options) -> bool:
+    """Unless it is said: where intervals begin epochs early. It takes a second copy of what is gathered, and time."""
+    return bool(config.staleness) if config.extrapolate is None else config.extrapolate

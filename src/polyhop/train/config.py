@@ -182,7 +182,9 @@ class Config:
     rematerialise: bool = (
         True  # functions compute again for gradients what they computed before, instead of having it sent
     )
-    extrapolate: bool = True  # with staleness: old rows, gradients and weights go on as they last changed
+    extrapolate: bool | None = (
+        None  # old rows, gradients and weights go on as they last changed; None: where staleness >= 1
+    )
     edge_functions: bool = (
         False  # functions compute attention weights too (GAT): many more bytes, less work for servers
     )
