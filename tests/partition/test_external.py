@@ -505,7 +505,9 @@ def test_sigkill_at_random_moments(method: str, tmp_path: Path) -> None:
     )
     np.save(tmp_path / "edges.npy", np.stack([src.astype(np.int32), dst]))
     command = _command(tmp_path, method, "40MB")
+    start = time.monotonic()
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    whole_s = time.monotonic() - start
     (tmp_path / "parts").rename(tmp_path / "whole")
     kills = 0
     while not (tmp_path / "parts").exists():
@@ -513,7 +515,7 @@ def test_sigkill_at_random_moments(method: str, tmp_path: Path) -> None:
             command, cwd=tmp_path, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
         ) as run:
             try:
-                run.wait(timeout=1 + 2 * rng.random() + kills / 4)  # longer each time, so that it ends
+                run.wait(timeout=whole_s * (0.2 + 0.3 * rng.random()) + kills / 4)  # longer each time, so that it ends
                 assert run.returncode == 0
             except subprocess.TimeoutExpired:
                 run.send_signal(signal.SIGKILL)
