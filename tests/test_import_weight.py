@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-HEAVY = {"torch", "numpy", "scipy", "matplotlib", "pyarrow", "torch_geometric", "safetensors"}
-VERBS = ("train", "predict", "data", "plan", "env", "bench")
+HEAVY = {"torch", "numpy", "scipy", "matplotlib", "plotly", "pyarrow", "torch_geometric", "safetensors"}
+VERBS = ("train", "predict", "data", "plan", "report", "env", "bench")
 
 
 def loaded_by(code: str) -> set[str]:

@@ -103,3 +103,11 @@ def test_a_full_disk_costs_the_trace_not_the_run(tmp_path: Path) -> None:
         pass
     trace.close()
     assert trace.counts() == {"compute": 2}
+
+
+def test_a_trace_knows_whether_it_is_written(tmp_path: Path) -> None:
+    trace = Trace(tmp_path / "t.jsonl")
+    assert trace.is_written
+    trace.close()
+    assert not trace.is_written
+    assert not Trace().is_written

@@ -64,6 +64,11 @@ class Trace:
             start = {"rank": rank, "pid": os.getpid(), "host": socket.gethostname(), "origin": time.time()}
             self._pending.append({"kind": "start", **start})
 
+    @property
+    def is_written(self) -> bool:
+        """Whether records go to a file: what is made for them alone need not be made otherwise."""
+        return self._file is not None
+
     def span(self, name: str, **facts: Any) -> Span:
         """Context manager that times its body under ``name``; facts go into the record."""
         return Span(self, name, facts)

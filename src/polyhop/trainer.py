@@ -5,9 +5,11 @@ graph -> task -> strategy step -> loop (evaluate, checkpoint, report) -> best we
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,8 +21,12 @@ from torch import Tensor, nn
 from polyhop import strategies
 from polyhop.comm import Collective
 from polyhop.errors import ConfigError, PartitionError
-from polyhop.graph import DiskFeatures, Graph, SharedGraph, fingerprint_graph, in_feature_store
+from polyhop.graph import DiskFeatures, Graph, Part, SharedGraph, fingerprint_graph, in_feature_store
 from polyhop.kernels import kept_memory
+from polyhop.partition import Partition, default_method
+from polyhop.partition import partition as make_partition
+from polyhop.plan import PLAN_FILE, Limits, Plan, read_plan
+from polyhop.planner import PlanOptions, learn_from, plan_graph, plan_together
 from polyhop.strategies import HeldPart, Loss, Placement, Step, Team, WholeGraph, place
 from polyhop.trace import Trace
 from polyhop.train import (
@@ -38,6 +44,8 @@ from polyhop.train import (
 from polyhop.train.config import Config, parse_bytes
 from polyhop.train.folder import RunFolder, automatic_name
 from polyhop.train.header import first_lines
+from polyhop.train.marks import EpochMarks, sent_by
+from polyhop.train.parts import keep_quality
 from polyhop.train.run import Run
 from polyhop.train.signals import StopRequest
 from polyhop.train.state import Result, Session
@@ -45,6 +53,7 @@ from polyhop.train.task import Task, check_model
 
 __all__ = ["Result", "Trainer"]
 
+_UNPLANNED = "data"  # the strategy that needs to know least
 _NOTHING_TO_JUDGE = "evaluation is skipped: there are no labelled validation or test nodes"
 _LOSSES: dict[bool, Loss] = {False: loss.cross_entropy_sum, True: loss.binary_cross_entropy_sum}
 
@@ -66,8 +75,74 @@ class Trainer(Config):
         On several ranks each calls it with its share of the graph and its ``line`` to the others (``launch.run`` gives
         one); all start from rank 0's weights and end with the same ones, and rank 0 alone writes and reports. Raises
         Interrupted after SIGTERM or Ctrl-C, once the state is saved; DivergedError for a loss that is not finite.
+        With ``strategy="auto"`` a plan is made first, and obeyed; a run that goes on keeps the one it has.
         """
         graph = in_feature_store(graph, self.feature_store)
+        if self.strategy != "auto":
+            return self._fit(model, graph, line, None)
+        made = self._kept_plan(line) or self._made_plan(model, graph, line)
+        if made is None:
+            return self._obeying(_UNPLANNED, {})._fit(model, graph, line, None)
+        return self.obeying(made)._fit(model, graph, line, made)
+
+    def plan(
+        self,
+        model: nn.Module,
+        graph: Graph,
+        num_ranks: int = 1,
+        *,
+        partition: Partition | None = None,
+        options: PlanOptions | None = None,
+    ) -> Plan:
+        """What training would take on so many ranks, and which way is best; features are not read. See ``polyhop.plan``."""
+        place(self.device, self.precision)
+        cut = partition or make_partition(graph, num_ranks, default_method(), seed=self.seed)
+        return plan_graph(model, graph, self, cut, options or PlanOptions())
+
+    def obeying(self, plan: Plan) -> Trainer:
+        """This trainer with the strategy and the numbers of a plan."""
+        return self._obeying(plan.chosen.strategy, plan.chosen.options)
+
+    def _obeying(self, strategy: str, options: Mapping[str, Any]) -> Trainer:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # said when this trainer was made
+            return replace(self, strategy=strategy, **options)
+
+    def _made_plan(
+        self, model: nn.Module, graph: Graph | SharedGraph, line: Collective | None
+    ) -> Plan | None:
+        """None where edges are computed when they are read: there is nothing to look at."""
+        if isinstance(graph, SharedGraph) and not isinstance(graph.part, Part):
+            return None
+        check_model(model, graph)
+        placement = place(self.device, self.precision)
+        model.to(placement.device, placement.dtype)
+        limits = Limits(self.allow_approximate, num_epochs=max(1, self.max_epochs))
+        is_told = _is_first(line) and self.progress not in ("none", "json")
+        options = PlanOptions(limits, tell=_say if is_told else lambda text: None)
+        if isinstance(graph, Graph) and line is None:
+            return self.plan(model, graph, options=options)
+        if isinstance(graph, Graph) or line is None:
+            raise ConfigError(
+                "strategy 'auto' needs a whole graph in one process, or a rank's share of one and its line to the others"
+            )
+        return plan_together(model, graph, self, line, options)
+
+    def _kept_plan(self, line: Collective | None) -> Plan | None:
+        """Of a run that goes on."""
+        if self.resume is None:
+            return None
+        folder = (
+            Path(str(self.run_dir)) if self.resume == "auto" else checkpoint.run_folder_of(Path(self.resume))
+        )
+        kept = (folder / PLAN_FILE) if _is_first(line) else None
+        found = read_plan(kept).to_json() if kept is not None and kept.exists() else None
+        found = found if line is None else together.share_value(found, line)
+        return None if found is None else Plan.from_json(found)
+
+    def _fit(
+        self, model: nn.Module, graph: Graph | SharedGraph, line: Collective | None, plan: Plan | None
+    ) -> Result:
         task = Task.of(graph, _LOSSES, metrics.METRICS, self.metric, metrics.COUNTS)
         check_model(model, graph)
         placement = place(self.device, self.precision)
@@ -99,12 +174,16 @@ class Trainer(Config):
             self._keep_records(step, folder, line)
             rates = {"lr": self.lr, "weight_decay": self.weight_decay, "momentum": self.momentum}
             session = Session(model, optim.build_optimizer(self.optimizer, model, **rates), step)
-            run = Run(self, session, folder, self._identity(model, graph))
+            about = {"graph": graph.name, "num_ranks": 1 if line is None else line.num_ranks}
+            run = Run(self, session, folder, self._identity(model, graph), about)
             run.notes += getattr(step, "notes", [])
             run.notes += [] if judge.has("val") or judge.has("test") else [_NOTHING_TO_JUDGE]
             run.resume()
+            if plan is not None and folder is not None:
+                folder.write_plan(plan.to_json())
             if line is not None:
                 together.share_session(session, line)
+                keep_quality(graph, run, line)
             shown = progress.build_progress(self.progress if _is_first(line) else "none")
             stack.callback(shown.close)
             getattr(step, "watch", lambda tell: None)(shown.live)
@@ -118,17 +197,25 @@ class Trainer(Config):
                 1 if line is None else line.num_ranks,
                 self.split_groups,
             )
+            if plan is not None:
+                facts |= {"plan": plan.why[0], "instead": plan.why[1]}
             shown.start(facts, self.max_epochs)
             stack.enter_context(_own_random_state(placement.device))
             stack.enter_context(kept_memory())
             tell_notes = _teller(step, shown)
-            tools = self._tools(run, judge, whole, shown, stop, trace, team, tell_notes)
+            marks = EpochMarks(trace, partial(sent_by, step, line), placement.device)
+            marks.epoch(session.state.epoch)
+            tools = self._tools(run, judge, whole, shown, stop, trace, marks, team, tell_notes)
             asked = loop.Options(
                 self.max_epochs, self.seed, self.clip, self.eval_every, self.patience, self.checkpoint_every
             )
             loop.train(session, asked, tools)
             _complete(session)
             result = run.finish(task.metric, getattr(step, "summary", dict)())
+            if plan is not None and _is_first(line):
+                learn_from(
+                    plan, [record["train_seconds"] for record in run.history if "train_seconds" in record]
+                )
             tell_notes()
             shown.finish(result.to_json())
             return result
@@ -251,6 +338,7 @@ class Trainer(Config):
         shown: progress.Progress,
         stop: StopRequest,
         trace: Trace,
+        marks: EpochMarks,
         team: Team | None,
         tell_notes: Callable[[], None],
     ) -> loop.Tools:
@@ -280,13 +368,15 @@ class Trainer(Config):
         )
 
         def evaluated() -> dict[str, float]:
-            _complete(session)
-            return _judged(judge, chunks, team)
+            with marks.evaluation():
+                _complete(session)
+                return _judged(judge, chunks, team)
 
         def on_epoch(record: dict[str, Any]) -> bool:
             if isinstance(whole.graph.x, DiskFeatures):
                 record["pages_read"] = whole.graph.x.pages_read  # by this rank, since it opened the file
             run.record(record)
+            marks.epoch(record["epoch"])
             shown.epoch(record)
             tell_notes()
             wishes = [
@@ -317,6 +407,10 @@ def _teller(step: Step, shown: progress.Progress) -> Callable[[], None]:
             told += 1
 
     return tell
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _is_first(line: Collective | None) -> bool:

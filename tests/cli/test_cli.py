@@ -32,7 +32,9 @@ def test_examples_are_valid_usage() -> None:
     """Every option that a help text shows exists."""
     group = typer.main.get_command(app)
     for verb, command in group.commands.items():  # type: ignore[attr-defined]
-        known = {name for parameter in command.params for name in parameter.opts}
+        known = {
+            name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)
+        }
         for line in (command.help or "").splitlines():
             if line.strip().startswith("polyhop ") and verb != "bench":
                 used = {word for word in line.split() if word.startswith("--")}

@@ -97,7 +97,7 @@ def test_own_prices_and_rates(polyhop, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["debian-packages", "--strategy", "halo"], "--strategy halo: only serverless is planned so far"),
+        (["debian-packages", "--strategy", "halo"], "'halo' cannot train this model so on 1 ranks"),
         (["debian-package", "--strategy", "serverless"], "Did you mean 'debian-packages'?"),
         (["paper:amazone", "--strategy", "serverless"], "Did you mean 'paper:amazon'?"),
         (["paper:amazon", "--strategy", "serverless", "--servers", "c5n.2xl"], "Did you mean 'c5n.2xlarge'?"),
@@ -133,3 +133,151 @@ def test_order_is_that_of_the_layers(polyhop, tmp_path: Path) -> None:
         assert shown.json["assumed"]["model"].endswith(
             f"first: {'map' if name == 'wide' else 'aggregate'}, map"
         )
+
+
+# ---------------------------------------------------------------- all strategies
+
+
+def test_all_ways_are_ranked(polyhop, tiny_dir: Path) -> None:
+    shown = polyhop("plan", "tiny", "--data-dir", tiny_dir, "--workers", 2, "--hidden", 8, "--explain")
+    assert shown.code == 0, shown.err
+    order = ["assumed", "2, 1 to a core", "an epoch", "serverless", "approximate"]
+    places = [shown.out.index(part) for part in order]
+    assert places == sorted(places)
+    first, second = shown.out.splitlines()[-2:]
+    assert "an epoch expected" in first
+    assert second.startswith("next ")
+
+
+@pytest.mark.parametrize(
+    ("more", "strategies"),
+    [
+        ([], {"halo", "pipeline", "serverless"}),
+        (["--fanout", "3,3"], {"data", "macro", "split", "pushpull"}),
+        (["--model", "gat", "--fanout", "3,3"], {"data", "macro", "split", "pushpull"}),
+        (["--model", "gcnii", "--layers", "4"], {"halo", "pipeline"}),
+    ],
+)
+def test_every_strategy_is_planned(polyhop, tiny_dir: Path, more: list[str], strategies: set[str]) -> None:
+    shown = polyhop("plan", "tiny", "--data-dir", tiny_dir, "--workers", 2, "--hidden", 8, *more, "--json")
+    assert shown.code == 0, shown.err
+    ranked = shown.json["ranked"]
+    assert {each["strategy"] for each in ranked} == strategies
+    assert all(each["epoch_s"] > 0 and each["memory_bytes"]["training"] > 0 for each in ranked)
+    times = [each["epoch_s"] for each in ranked if not each["why_not"]]
+    assert times[1:] == sorted(times[1:])
+    assert shown.json["chosen"]["strategy"] == shown.json["strategy"]
+    assert len(shown.json["why"]) == 2
+
+
+def test_features_are_never_read_for_any_plan(
+    polyhop, monkeypatch: pytest.MonkeyPatch, tiny_dir: Path
+) -> None:
+    def refuse(*given: object, **named: object) -> None:
+        raise AssertionError("features were read")
+
+    monkeypatch.setattr("polyhop.datasets.npz._features", refuse)
+    for more in ([], ["--fanout", "3,3"]):
+        shown = polyhop("plan", "tiny", "--data-dir", tiny_dir, "--workers", 2, *more, "--json")
+        assert shown.code == 0, shown.err
+
+
+def test_one_strategy(polyhop, tiny_dir: Path) -> None:
+    shown = polyhop(
+        "plan", "tiny", "--data-dir", tiny_dir, "--workers", 2, "--strategy", "pipeline", "--json"
+    )
+    assert shown.json["strategy"] == "pipeline"
+    assert shown.json["chosen"]["is_exact"]
+    shown = polyhop(
+        "plan", "tiny", "--data-dir", tiny_dir, "--workers", 2, "--strategy", "serverless", "--json"
+    )
+    assert shown.json["strategy"] == "serverless", "on ranks, not in a cloud"
+
+
+def test_impossible_limits_get_the_nearest_plan_and_what_would_have_to_change(
+    polyhop, tiny_dir: Path
+) -> None:
+    shown = polyhop("plan", "tiny", "--data-dir", tiny_dir, "--workers", 2, "--memory", "1MB")
+    assert shown.code == 0, shown.err
+    assert "nothing fits: the nearest is" in shown.out
+    assert "give --memory" in shown.out
+    facts = polyhop("plan", "tiny", "--data-dir", tiny_dir, "--workers", 2, "--deadline", 1e-9, "--json").json
+    assert not facts["fits"]
+    assert any("fewer epochs" in line for line in facts["advice"])
+
+
+def test_a_slow_link_changes_the_plan(polyhop, tiny_dir: Path) -> None:
+    given = ["plan", "tiny", "--data-dir", tiny_dir, "--workers", 2, "--hidden", 8, "--json"]
+    slow = polyhop(*given, "--link", "1mbit", "--latency", 20)
+    assert slow.json["chosen"]["epoch_s"] > 5 * polyhop(*given).json["chosen"]["epoch_s"]
+    assert "0.001 Gbit/s" in dict(slow.json["assumed"])["links"]
+
+
+def test_a_plan_is_written_and_obeyed(polyhop, small: list[str], tiny_dir: Path) -> None:
+    given = ["--workers", 2, "--fanout", "3,3", "--hidden", 16]
+    shown = polyhop(
+        "plan", "tiny", "--data-dir", tiny_dir, *given, "--strategy", "split", "--out", "plan.json"
+    )
+    assert shown.code == 0, shown.err
+    assert "--plan plan.json" in shown.out
+    shown = polyhop(
+        "train", *small, "--workers", 2, "--fanout", "3,3", "--plan", "plan.json", "--run-dir", "run"
+    )
+    assert shown.code == 0, shown.err
+    config = json.loads(Path("run/config.json").read_text())
+    planned = json.loads(Path("plan.json").read_text())["options"]
+    assert (config["strategy"], config["split_depth"]) == ("split", planned["split_depth"])
+
+
+def test_a_plan_for_something_else(polyhop, small: list[str], tiny_dir: Path) -> None:
+    polyhop("plan", "tiny", "--data-dir", tiny_dir, "--workers", 2, "--out", "plan.json")
+    for more, told in (
+        (["--workers", 3], "is a plan for 2 ranks"),
+        (["--workers", 2, "--strategy", "data"], ": give one of them"),
+    ):
+        shown = polyhop("train", *small, *more, "--plan", "plan.json", "--run-dir", "run")
+        assert shown.code == 1
+        assert told in shown.err
+    Path("bad.json").write_text("{}")
+    shown = polyhop("train", *small, "--workers", 2, "--plan", "bad.json", "--run-dir", "run")
+    assert shown.code == 1
+    assert "bad.json: not a plan" in shown.err
+    assert not Path("run").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (["--strategy", "nothing"], "strategy 'nothing'"),
+        (["--fanout", "3"], "expected one number for each of 2 layers"),
+        (["--link", "fast"], "expected a rate such as 1gbit"),
+        (["--memory", "much"], "expected bytes"),
+        (["--strategy", "halo", "--fanout", "3,3"], "'halo' cannot train this model so on 2 ranks"),
+        (["--machine", "none.json"], "not a file of 'polyhop env --calibrate'"),
+    ],
+)
+def test_refused_plans(polyhop, tiny_dir: Path, more: list[str], told: str) -> None:
+    shown = polyhop("plan", "tiny", "--data-dir", tiny_dir, "--workers", 2, *more)
+    assert shown.code in (1, 2)
+    assert told in shown.err
+
+
+def test_a_run_picks_a_strategy_says_why_and_keeps_its_plan(polyhop, small: list[str]) -> None:
+    shown = polyhop("train", *small[:-1], "plain", "--workers", 2, "--run-dir", "run")
+    assert shown.code == 0, shown.err
+    plan = json.loads(Path("run/plan.json").read_text())
+    assert plan["strategy"] == json.loads(Path("run/config.json").read_text())["strategy"]
+    records = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    assert all(0 < each["train_seconds"] <= each["seconds"] for each in records)
+    shown = polyhop("train", *small, "--workers", 2, "--run-dir", "run", "--resume", "auto", "--epochs", 6)
+    assert shown.code == 0, shown.err
+    assert json.loads(Path("run/plan.json").read_text()) == plan, "a run that goes on keeps its plan"
+
+
+def test_options_of_a_strategy_are_not_overruled(polyhop, small: list[str]) -> None:
+    shown = polyhop("train", *small, "--workers", 2, "--stages", 2, "--chunks", 2, "--run-dir", "run")
+    assert shown.code == 0, shown.err
+    assert json.loads(Path("run/config.json").read_text())["strategy"] == "pipeline"
+    shown = polyhop("train", *small, "--workers", 2, "--stages", 2, "--naive-halo", "--run-dir", "other")
+    assert shown.code == 1
+    assert "no strategy has all of these options: naive_halo, stages" in shown.err

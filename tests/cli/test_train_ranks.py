@@ -159,7 +159,7 @@ def test_no_folder_of_parts(polyhop, ranked: list[str]) -> None:
 
 
 def test_no_fan_outs(polyhop, small: list[str]) -> None:
-    shown = polyhop("train", *small, "--run-dir", "run", "--workers", 2)
+    shown = polyhop("train", *small, "--run-dir", "run", "--workers", 2, "--strategy", "data")
     Ended(shown.code, shown.err).says("ranks train on mini-batches: give --fanout, one number per layer")
 
 

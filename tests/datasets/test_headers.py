@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,18 @@ import pytest
 from polyhop import datasets
 from polyhop.datasets import GraphSizes, load, save, sizes
 from polyhop.errors import DatasetError
+from polyhop.graph import DenseFeatures, SparseFeatures
 
 
 def of(source: object, **given: object) -> GraphSizes:
     graph = load(source, **given)  # type: ignore[arg-type]
-    return GraphSizes(graph.name, graph.num_nodes, graph.num_edges, graph.num_features, graph.num_classes)
+    found = GraphSizes(graph.name, graph.num_nodes, graph.num_edges, graph.num_features, graph.num_classes)
+    if isinstance(graph.x, SparseFeatures):
+        return replace(found, row_length=graph.x.rows.values.numel() / graph.num_nodes)
+    if isinstance(graph.x, DenseFeatures):
+        dtype = str(graph.x.values.dtype).removeprefix("torch.")
+        return replace(found, row_dtype=dtype, has_scale=graph.x.scale is not None)
+    return found
 
 
 def test_embedded() -> None:

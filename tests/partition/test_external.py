@@ -515,7 +515,9 @@ def test_sigkill_at_random_moments(method: str, tmp_path: Path) -> None:
             command, cwd=tmp_path, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
         ) as run:
             try:
-                run.wait(timeout=whole_s * (0.2 + 0.3 * rng.random()) + kills / 4)  # longer each time, so that it ends
+                run.wait(
+                    timeout=whole_s * (0.2 + 0.3 * rng.random()) + kills / 4
+                )  # longer each time, so that it ends
                 assert run.returncode == 0
             except subprocess.TimeoutExpired:
                 run.send_signal(signal.SIGKILL)

@@ -33,6 +33,7 @@ from polyhop.serverless.ledger import Ledger, Terms
 from polyhop.serverless.wire import TaskKey
 from polyhop.strategies import serverless_live, serverless_step
 from polyhop.strategies.serverless_live import Live, in_words
+from polyhop.trace import Trace
 from polyhop.train import progress
 from polyhop.trainer import Trainer
 
@@ -102,6 +103,24 @@ def test_facts_are_those_of_ledger_and_crew() -> None:
     text = "3 functions  2 tasks in flight  4 waiting  1 given again  $0.250000"
     assert in_words(found, 0, 1) == text
     assert in_words(found, 0, 2) == f"{text}  (server 0 of 2)"
+
+
+def test_the_trace_has_them_once_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(serverless_live, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    books = SimpleNamespace(so_far=lambda: Bill(requests=Fraction(1, 4)), note=lambda: None)
+    trace = Trace(tmp_path / "t.jsonl")
+    post: Any = SimpleNamespace(ledger=Ledger(Terms(cold_s=1.0)))
+    live = Live(post, cast(Any, SimpleNamespace(num_alive=3)), cast(Any, books), 0, 1, trace)
+    for _ in range(30):  # 3 s, with nobody to tell
+        live.tick()
+        clock[0] += 0.1
+    trace.close()
+    found = [json.loads(line) for line in (tmp_path / "t.jsonl").read_text().splitlines()][1:]
+    assert len(found) == 3
+    assert {(each["kind"], each["name"], each["functions"], each["dollars"]) for each in found} == {
+        ("counter", "crew", 3, 0.25)
+    }
 
 
 def check(shown: list[str], told: list[dict[str, Any]]) -> None:

@@ -103,7 +103,7 @@ def test_rates_are_agreed_on() -> None:
     assert found[0] == found[1] == found[2]
     assert found[0].bytes_per_s > 0
     assert found[0].crowding > 0
-    assert min(found[0].values_per_s, found[0].flops_per_s, found[0].gather_bytes_per_s) > 0
+    assert min(found[0].law.near_s, found[0].law.flop_s, found[0].gather_bytes_per_s) > 0
     alone = run_in_threads(1, rates_of)[0]
     assert alone.latency_s == 0
 

@@ -16,7 +16,9 @@ from polyhop.datasets.synth import generate
 from polyhop.exchange import Seeds
 from polyhop.graph import DenseFeatures, Graph, Split
 from polyhop.nn import GAT, GraphSAGE
+from polyhop.nn.counts import Counts
 from polyhop.partition import Partition, partition, share
+from polyhop.plan import Law
 from polyhop.sample import NeighbourSampler
 from polyhop.sample.wire import Wire
 from polyhop.strategies.flows import Flows, counted, gather_flows
@@ -34,10 +36,10 @@ from polyhop.strategies.split_choice import (
 )
 from polyhop.strategies.work import Variant, Work
 
-SLOW_LINK = Rates(1e7, 2e-4, 4e9, 3e9, 6e10, 2e-7, 5e-9, 1e-4, 3e-10)
+SLOW_LINK = Rates(1e7, 2e-4, 4e9, Law(near_s=1 / 3e9, flop_s=1 / 6e10), 2e-7, 5e-9, 1e-4, 3e-10)
 FAST_LINK = replace(SLOW_LINK, bytes_per_s=1e9, latency_s=2e-5, message_s=1e-5)
 FAR_AWAY = replace(SLOW_LINK, bytes_per_s=1e8, latency_s=5e-3)
-SLOW_CORES = replace(FAST_LINK, gather_bytes_per_s=4e8, values_per_s=2e8, flops_per_s=4e9)
+SLOW_CORES = replace(FAST_LINK, gather_bytes_per_s=4e8, law=Law(near_s=1 / 2e8, flop_s=1 / 4e9))
 CROWDED = replace(SLOW_LINK, bytes_per_s=1e8, crowding=2.0)
 RATES = [SLOW_LINK, FAST_LINK, FAR_AWAY, SLOW_CORES, CROWDED]
 
@@ -46,19 +48,19 @@ RATES = [SLOW_LINK, FAST_LINK, FAR_AWAY, SLOW_CORES, CROWDED]
 
 
 def a_work(**changed: Any) -> Work:
-    plain = Work(Cost(), Cost(), (0, 0), (0, 0), (), (), 0, 0, 0, 0, 0, 0, 0)
+    plain = Work(Cost(), Cost(), (0, 0), (0, 0), (), (), 0, 0, 0, 0, 0, Counts())
     return replace(plain, **changed)
 
 
-ONE = Rates(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0)
+ONE = Rates(1.0, 1.0, 1.0, Law(near_s=1.0, flop_s=1.0), 1.0, 1.0, 1.0, 0.0)
 
 
 def test_the_slower_of_loading_and_training_sets_the_pace() -> None:
-    loads, trains = a_work(loaded_bytes=5), a_work(flops=2, values=1)
-    found = seconds([replace(loads, flops=2, values=1), loads], ONE)
+    loads, trains = a_work(loaded_bytes=5), a_work(counts=Counts(((1, 0),), flops=2))
+    found = seconds([replace(loads, counts=Counts(((1, 0),), flops=2)), loads], ONE)
     assert (found.ahead, found.train, found.step) == (5, 3, 5)
     assert seconds([loads, trains], replace(ONE, is_overlapped=False)).step == 8
-    assert seconds([a_work(flops=7), loads], ONE).step == 7
+    assert seconds([a_work(counts=Counts(flops=7)), loads], ONE).step == 7
 
 
 def test_bytes_rounds_and_messages_take_time() -> None:
@@ -82,7 +84,7 @@ def test_what_one_rank_receives_of_all_takes_time_too() -> None:
 
 
 def test_ranks_that_share_cores_wait_for_them() -> None:
-    work = a_work(nodes=3, drawn=1, flops=2)
+    work = a_work(nodes=3, drawn=1, counts=Counts(flops=2))
     crowded = seconds([work, work], replace(ONE, crowding=2.0))
     assert (crowded.ahead, crowded.train, crowded.compute, crowded.step) == (8, 4, 12, 12)
     assert seconds([work, work], replace(ONE, crowding=0.5)).step == 4
@@ -114,7 +116,7 @@ def test_the_reason_names_the_best_and_every_other_strategy() -> None:
         Variant("split", 1): 0.05,
         Variant("pushpull"): 0.077,
     }
-    order = ranked({variant: [a_work(flops=flops)] for variant, flops in works.items()}, ONE)
+    order = ranked({variant: [a_work(counts=Counts(flops=flops))] for variant, flops in works.items()}, ONE)
     assert [str(each.variant) for each in order] == ["split of 2", "split of 1", "pushpull", "data"]
     told = reason(order)
     assert told.startswith("split the 2 layers nearest the inputs: 41 ms a step expected, training is slower")

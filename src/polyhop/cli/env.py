@@ -17,11 +17,26 @@ from polyhop.cli import console
 __all__ = ["command"]
 
 _NEEDED = ("torch", "numpy", "scipy", "safetensors", "typer", "rich")
-_EXTRAS = {"pyg": "torch-geometric", "parquet": "pyarrow", "report": "matplotlib"}
-_GAINS = {"pyg": "PyG graphs and layers", "parquet": "Parquet tables", "report": "curves as pictures"}
+_EXTRAS = {"pyg": "torch-geometric", "parquet": "pyarrow", "report": "plotly", "tensorboard": "tensorboard"}
+_GAINS = {
+    "pyg": "PyG graphs and layers",
+    "parquet": "Parquet tables",
+    "report": "reports and curves as pictures",
+    "tensorboard": "scalars for TensorBoard",
+}
 
 
 def command(
+    calibrate: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate",
+            help="Measure what this host can do in a second, for plans; kept in the user's cache.",
+        ),
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="With --calibrate: write the figures here too, for plans elsewhere.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")] = False,
 ) -> None:
     """Say what is active on this machine, and what to fix.
@@ -32,9 +47,14 @@ def command(
     Examples:
       polyhop env            for people
       polyhop env --json     for programs and bug reports
+      polyhop env --calibrate --out host.json
       POLYHOP_KERNELS=reference polyhop env
     """
     facts = _facts()
+    if calibrate or out is not None:
+        if not calibrate:
+            raise typer.BadParameter("goes with --calibrate", param_hint="--out")
+        facts["machine"]["measured"] = _calibrated(out)
     if as_json:
         console.print_json(facts)
         return
@@ -59,6 +79,7 @@ def command(
             ),
             *[("extra " + name, value or "not installed") for name, value in facts["extras"].items()],
             ("data", facts["data"]),
+            *_measured_rows(facts["machine"].get("measured")),
         ]
     )
     for hint in facts["hints"]:
@@ -86,6 +107,38 @@ def _facts() -> dict[str, Any]:
         "data": _data(),
     }
     return facts | {"hints": _hints(facts)}
+
+
+def _calibrated(out: Path | None) -> dict[str, Any]:
+    from polyhop.cli.calibrate import calibrate
+    from polyhop.plan import machine_file
+
+    found = calibrate(console.say, out).to_json()
+    return {**found, "file": str(machine_file())}
+
+
+def _measured_rows(found: dict[str, Any] | None) -> list[tuple[str, str]]:
+    if found is None:
+        return []
+    link = found["link"]
+    return [
+        (
+            "measured",
+            f"rows gathered {found['gather_bytes_per_s'] / 1e9:.1f} GB/s a core, "
+            f"copied {found['stream_bytes_per_s'] / 1e9:.1f}; "
+            f"all cores {found['thread_gain']:.2f} times one",
+        ),
+        (
+            "",
+            f"between ranks {link['bytes_per_s'] / 1e9:.2f} GB/s, {1e3 * link['latency_s']:.2f} ms a round; "
+            f"{1e6 * found['message_s']:.0f} us and {1e9 * found['byte_s']:.2f} ns a byte of processor time",
+        ),
+        (
+            "",
+            f"sampling {1e9 * found['node_s']:.0f} ns a node, {1e9 * found['edge_s']:.1f} ns an edge; "
+            f"disk {found['disk_bytes_per_s'] / 1e6:.0f} MB/s; kept in {found['file']}",
+        ),
+    ]
 
 
 def _compute() -> dict[str, Any]:

@@ -1,239 +1,310 @@
-"""``polyhop plan``: what training a graph would take and cost, before anything is rented or loaded."""
+"""``polyhop plan``: what training a graph would take, every way there is, before anything is loaded or rented."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from polyhop.cli import console
-from polyhop.errors import ConfigError, UnsupportedError
+from polyhop.cli.recipe import MODELS, Recipe
+from polyhop.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
-    from polyhop.datasets import GraphSizes
-    from polyhop.serverless.advice import Choice, Plan
-    from polyhop.serverless.shapes import Shape
-    from polyhop.serverless.simulate import Played
+    from polyhop.plan import Limits, Link, Plan
 
 __all__ = ["command"]
 
 _PAPER = "paper:"
-_MOST_PLAYED = 200_000  # tasks
+_CLOUD = "Functions of a cloud (--strategy serverless --servers KIND)"
 
 
 def command(
     name: Annotated[
         str,
-        typer.Argument(
-            help="A graph, as for train; or paper:amazon, paper:friendster, paper:reddit-small, paper:reddit-large."
-        ),
+        typer.Argument(help="A graph, as for train; with --servers also paper:amazon, paper:friendster, ..."),
     ],
-    strategy: Annotated[str, typer.Option(help="serverless; others have no plan yet.")],
-    servers: Annotated[str, typer.Option(help="Kind of server, as in the prices.")] = "c5n.2xlarge",
-    num_servers: Annotated[int, typer.Option(min=1, help="How many.")] = 8,
-    function_memory: Annotated[int, typer.Option(help="Memory of a function in MB.")] = 192,
-    processor: Annotated[str, typer.Option(help="Of functions: x86 | arm.")] = "x86",
+    workers: Annotated[int, typer.Option(min=1, help="Ranks to plan for.")] = 1,
+    strategy: Annotated[
+        str, typer.Option(help="auto: all are compared; or one, whose numbers are chosen.")
+    ] = "auto",
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help=" | ".join(MODELS) + " [default: sage; gcn with --servers].",
+            rich_help_panel="Model",
+            show_default=False,
+        ),
+    ] = None,
+    layers: Annotated[int, typer.Option(min=1, help="Number of GNN layers.")] = 2,
+    hidden: Annotated[int, typer.Option(min=1, help="Width of the hidden layers.")] = 256,
+    dropout: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of units dropped.")] = 0.5,
+    heads: Annotated[int | None, typer.Option(min=1, help="Attention heads (gat).")] = None,
+    fanout: Annotated[
+        str, typer.Option(help="Neighbours drawn per layer, from the seeds outward: 15,10; or full.")
+    ] = "full",
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Seeds per mini-batch.")] = None,
+    epochs: Annotated[int, typer.Option(min=1, help="Of the run, for its time and cost.")] = 100,
+    cache: Annotated[str | None, typer.Option(help="Memory for other ranks' hot rows.")] = None,
+    partitioner: Annotated[str, typer.Option(help="metis | fennel | ldg | hash | block.")] = "auto",
+    exact: Annotated[
+        bool,
+        typer.Option(
+            "--exact/--allow-approximate", help="Only ways with the weights of one process, or others too."
+        ),
+    ] = True,
+    memory: Annotated[
+        str | None, typer.Option(help="Of a rank, such as 8GB [default: this host's, shared by its ranks].")
+    ] = None,
+    budget: Annotated[float | None, typer.Option(help="Dollars; with --servers those of an epoch.")] = None,
+    deadline: Annotated[
+        float | None, typer.Option(help="Seconds of the whole run; with --servers of an epoch.")
+    ] = None,
+    link: Annotated[
+        str | None, typer.Option(help="Between ranks, such as 1gbit or 100mbit [default: as measured here].")
+    ] = None,
+    latency: Annotated[float, typer.Option(min=0.0, help="Milliseconds of a message, with --link.")] = 0.3,
+    machine: Annotated[
+        Path | None,
+        typer.Option(help="Figures of another host, as 'polyhop env --calibrate --out' writes them."),
+    ] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Folder to look in, before $POLYHOP_DATA.")] = None,
+    nodes: Annotated[Path | None, typer.Option(help="Node table that belongs to a file of edges.")] = None,
+    split: Annotated[str, typer.Option(help="Which of the graph's splits.")] = "0",
+    out: Annotated[Path | None, typer.Option(help="Write the plan here, for train --plan.")] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Show what every way is made of.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")] = False,
+    servers: Annotated[
+        str | None, typer.Option(help="Kind of server, as in the prices.", rich_help_panel=_CLOUD)
+    ] = None,
+    num_servers: Annotated[int, typer.Option(min=1, help="How many.", rich_help_panel=_CLOUD)] = 8,
+    function_memory: Annotated[
+        int, typer.Option(help="Memory of a function in MB.", rich_help_panel=_CLOUD)
+    ] = 192,
+    processor: Annotated[str, typer.Option(help="Of functions: x86 | arm.", rich_help_panel=_CLOUD)] = "x86",
     intervals: Annotated[
-        int | None, typer.Option(min=1, help="Of each server [default: three for each function].")
+        int | None,
+        typer.Option(
+            min=1, help="Of each server [default: three for each function].", rich_help_panel=_CLOUD
+        ),
     ] = None,
     staleness: Annotated[
         int | None,
-        typer.Option(min=0, help="Epochs that intervals may be ahead [default: layers wait: exact]."),
+        typer.Option(
+            min=0,
+            help="Epochs that intervals may be ahead [default: layers wait: exact].",
+            rich_help_panel=_CLOUD,
+        ),
     ] = None,
     gpu_servers: Annotated[
-        str, typer.Option(help="Kind of server with GPUs to compare with.")
+        str, typer.Option(help="Kind of server with GPUs to compare with.", rich_help_panel=_CLOUD)
     ] = "p3.2xlarge",
     halo: Annotated[
         float | None,
         typer.Option(
-            min=0.0, help="Other servers that read a row, on average [default: as if nodes lay at random]."
+            min=0.0,
+            help="Other servers that read a row, on average [default: as if nodes lay at random].",
+            rich_help_panel=_CLOUD,
         ),
     ] = None,
-    deadline: Annotated[
-        float | None, typer.Option(help="Longest epoch, in seconds: the cheapest then.")
+    prices: Annotated[
+        Path | None,
+        typer.Option(help="Table of prices (JSON) [default: AWS, 2021].", rich_help_panel=_CLOUD),
     ] = None,
-    budget: Annotated[float | None, typer.Option(help="Dearest epoch, in dollars: the fastest then.")] = None,
-    prices: Annotated[Path | None, typer.Option(help="Table of prices (JSON) [default: AWS, 2021].")] = None,
     rates: Annotated[
-        Path | None, typer.Option(help="Measured rates (JSON) [default: fitted to published figures].")
+        Path | None,
+        typer.Option(
+            help="Measured rates (JSON) [default: fitted to published figures].", rich_help_panel=_CLOUD
+        ),
     ] = None,
-    model: Annotated[str, typer.Option(help="gcn | sage | gat", rich_help_panel="Model")] = "gcn",
-    layers: Annotated[int, typer.Option(min=1, help="Number of GNN layers.")] = 2,
-    hidden: Annotated[int, typer.Option(min=1, help="Width of the hidden layers.")] = 256,
-    heads: Annotated[int, typer.Option(min=1, help="Attention heads (gat).")] = 1,
-    data_dir: Annotated[Path | None, typer.Option(help="Folder to look in, before $POLYHOP_DATA.")] = None,
-    nodes: Annotated[Path | None, typer.Option(help="Node table that belongs to a file of edges.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")] = False,
 ) -> None:
-    """Say what an epoch would take and cost, on servers alone and with functions.
+    """Say what an epoch would take every way there is, which is best, and why. Features are not read.
 
     \b
     Examples:
-      polyhop plan debian-packages --strategy serverless
-      polyhop plan paper:amazon --strategy serverless --hidden 64 --servers c5n.2xlarge --num-servers 8
-      polyhop plan synth:papers --strategy serverless --servers c5n.4xlarge --num-servers 16 --json
-      polyhop plan cora --strategy serverless --prices mine.json --rates measured.json --function-memory 1769
+      polyhop plan debian-packages --workers 4
+      polyhop plan debian-packages --workers 4 --fanout 15,10 --link 1gbit --out plan.json
+      polyhop plan synth:products?scale=0.1 --workers 8 --layers 3 --memory 4GB --allow-approximate --explain
+      polyhop plan debian-packages --strategy serverless --servers c5n.2xlarge --num-servers 8
     """
-    if strategy != "serverless":
-        raise UnsupportedError(
-            f"--strategy {strategy}: only serverless is planned so far; 'polyhop train --strategy {strategy}' needs no plan"
-        )
-    from polyhop.serverless.advice import make_plan
-    from polyhop.serverless.cluster import Cluster
-    from polyhop.serverless.prices import load_prices
-    from polyhop.serverless.rates import PUBLISHED, load_rates
+    if strategy == "serverless" and (servers is not None or name.startswith(_PAPER) or workers == 1):
+        from polyhop.cli.advice import Asked, advise
 
-    table = load_prices(prices)
-    cluster = Cluster(table.server(servers), num_servers, function_memory, processor=processor)
-    found = PUBLISHED if rates is None else load_rates(rates)
-    with_gpus = table.server(gpu_servers)
-    if not with_gpus.gpus:
-        raise ConfigError(f"--gpu-servers {gpu_servers}: the prices know no GPU in it")
-    is_known = bool(found.gpu_gather and found.gpu_flops)
-    made = make_plan(
-        _shape(name, model, layers, hidden, heads, data_dir, nodes), cluster, found, table,
-        mode="pipe" if staleness is None else staleness, ghosts=halo, num_intervals=intervals,
-        gpu=with_gpus if is_known else None, deadline_s=deadline, budget=budget,
-    )  # fmt: skip
-    played = _played(made)
+        asked = Asked(
+            name, model or "gcn", layers, hidden, heads or 1, data_dir, nodes, servers or "c5n.2xlarge", num_servers,
+            function_memory, processor, intervals, staleness, gpu_servers, halo, deadline, budget, prices, rates,
+        )  # fmt: skip
+        advise(asked, as_json=as_json)
+        return
+    recipe = Recipe(
+        source=name,
+        data_dir=None if data_dir is None else str(data_dir),
+        nodes=None if nodes is None else str(nodes),
+        split=int(split) if split.isdigit() else split,
+        model=model or "sage",
+        hidden=hidden,
+        layers=layers,
+        dropout=dropout,
+        more={} if heads is None else {"heads": heads},
+    )
+    made = _plan(
+        recipe,
+        workers,
+        strategy,
+        {
+            "num_neighbors": _fan_outs(fanout, layers),
+            "batch_size": batch_size,
+            "max_epochs": epochs,
+            "cache": cache,
+        },
+        partitioner,
+        _limits(workers, exact=exact, memory=memory, budget=budget, deadline=deadline, epochs=epochs),
+        machine,
+        None if link is None else _link(link, latency),
+    )
+    if out is not None:
+        _write(made, out)
     if as_json:
-        console.print_json(
-            {"assumed": dict(_assumed(made)), **made.to_json(), "played_s": played and played.epoch_s}
-        )
+        console.print_json(made.to_json())
     else:
-        _show(made, played)
+        _show(made, explain=explain)
+        if out is not None:
+            print(f"\nwritten to {out}: polyhop train {name} ... --workers {workers} --plan {out}")
 
 
-def _shape(
-    name: str, model: str, layers: int, hidden: int, heads: int, data_dir: Path | None, nodes: Path | None
-) -> Shape:
-    """Sizes of the graph and widths of the model: what a plan needs to know of them."""
-    from polyhop.errors import unknown
-    from polyhop.serverless.shapes import MODELS, PAPER, Shape
-
-    if model not in MODELS:
-        raise ConfigError(f"{unknown('model', model, MODELS)} Others have no plan on functions yet.")
-    if name.startswith(_PAPER):
-        known = {_PAPER + each: shape for each, shape in PAPER.items()}
-        if name not in known:
-            raise ConfigError(unknown("graph", name, known))
-        shape = known[name]
-        widths = (shape.widths[0], *[hidden] * (layers - 1), shape.widths[-1])
-        return replace(shape, widths=widths, model=model, heads=heads)
-    from polyhop import datasets
-
-    sizes = datasets.sizes(name, data_dir=data_dir, nodes=nodes)
-    if not sizes.num_features or not sizes.num_classes:
-        raise ConfigError(
-            f"graph {sizes.name!r} has {sizes.num_features} features and {sizes.num_classes} classes: a plan needs both"
-        )
-    widths = (sizes.num_features, *[hidden] * (layers - 1), sizes.num_classes)
-    return Shape(sizes.name, sizes.num_nodes, sizes.num_edges, widths, model, _orders(sizes, widths), heads)
-
-
-def _orders(sizes: GraphSizes, widths: tuple[int, ...]) -> tuple[bool, ...]:
-    """Of each layer, whether training would map first: the rule of the layers themselves."""
-    from polyhop.graph import Sizes
-    from polyhop.nn.layer import cheaper_to_map_first
-
-    whole = Sizes(sizes.num_nodes, sizes.num_nodes, sizes.num_edges)
-    return tuple(
-        cheaper_to_map_first(whole, before, after, at > 0)
-        for at, (before, after) in enumerate(pairwise(widths))
-    )
-
-
-def _played(plan: Plan) -> Played | None:
-    """The epoch of the chosen cluster, played through, where that takes a moment only."""
-    from polyhop.serverless.cluster import tasks_of
-    from polyhop.serverless.simulate import simulate
-
-    best = plan.best
-    tasks = tasks_of(plan.shape, best.cluster, plan.rates, plan.ghosts)
-    if len(tasks) * best.cluster.num_intervals * best.cluster.num_servers > _MOST_PLAYED:
+def _fan_outs(given: str, layers: int) -> list[int] | None:
+    if given == "full":
         return None
-    return simulate(tasks, best.cluster, plan.rates, best.num_functions, mode=plan.mode)
+    try:
+        found = [int(part) for part in given.split(",")]
+    except ValueError:
+        found = []
+    if len(found) != layers:
+        raise typer.BadParameter(
+            f"{given!r}: expected one number for each of {layers} layers, such as 15,10 (-1 = all), or full",
+            param_hint="--fanout",
+        )
+    return found
 
 
-def _assumed(plan: Plan) -> list[tuple[str, str]]:
-    """What the figures rest on."""
-    from polyhop.serverless.advice import server_bytes
-    from polyhop.serverless.cluster import EPOCHS_RATIO
+def _limits(
+    workers: int,
+    *,
+    exact: bool,
+    memory: str | None,
+    budget: float | None,
+    deadline: float | None,
+    epochs: int,
+) -> Limits:
+    import math
 
-    shape, cluster, rates = plan.shape, plan.best.cluster, plan.rates
-    orders = [
-        "map" if shape.does_map_first(layer) else "aggregate" for layer in range(1, shape.num_layers + 1)
-    ]
-    held = server_bytes(shape, cluster, plan.ghosts) / 2**30
-    room = float(cluster.server.memory_gib)
-    short = "" if held <= room else ": TOO LITTLE MEMORY, take more servers"
-    gbit = 8e-9
-    hourly = 3600 * float(plan.prices.functions.dollars_per_s(cluster.memory_mb, cluster.processor))
-    mode = (
-        "layers wait for each other: exact"
-        if plan.mode == "pipe"
-        else f"staleness {plan.mode}: {EPOCHS_RATIO.get(plan.mode, max(EPOCHS_RATIO.values())):g} epochs do the work of one"
+    from polyhop.plan import Limits
+    from polyhop.train.config import parse_bytes
+
+    return Limits(
+        allows_approximate=not exact,
+        memory_bytes=math.inf if memory is None else parse_bytes(memory),
+        dollars=math.inf if budget is None else budget,
+        seconds=math.inf if deadline is None else deadline,
+        num_epochs=epochs,
     )
-    return [
-        ("graph", f"{shape.name}: {shape.num_nodes:,} nodes, {shape.num_edges:,} edges"),
-        ("model", f"{shape.model}, columns {' > '.join(map(str, shape.widths))}; first: {', '.join(orders)}"),
-        ("servers", f"{cluster.num_servers} {cluster.server.name} at ${float(cluster.server.dollars_per_hour):g}/h, "
-                    f"{cluster.cores} vCPUs; each holds some {held:,.1f} of {room:g} GiB{short}"),
-        ("functions", f"{cluster.memory_mb} MB, {cluster.processor}, ${hourly:.5f}/h, alive through the epoch, at most "
-                      f"{plan.prices.functions.concurrency} at once, inside the servers' network"),
-        ("prices", f"{plan.prices.name} ({plan.prices.date}); no servers for weights, no egress"),
-        ("rates", rates.source),
-        ("", f"{rates.gather:.3g} edge-columns/s and {rates.server_flops:.3g} flop/s a vCPU; "
-             f"{rates.flops_of(cluster.memory_mb):.3g} flop/s and {gbit * rates.function_bytes:.3g} Gbit/s a function, "
-             f"{gbit * rates.server_bytes:.3g} Gbit/s a server, {1000 * rates.latency_s:g} ms a lease"),
-        ("halo", f"a row is read by {plan.ghosts:.2f} other servers"),
-        ("order", mode),
-    ]  # fmt: skip
 
 
-def _show(plan: Plan, played: Played | None) -> None:
+def _link(text: str, latency_ms: float) -> Link:
+    """Of "1gbit", "100mbit", "2.5gbit"."""
+    import re
+
+    from polyhop.plan import Link
+
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt])bit(?:/s)?\s*", text, re.IGNORECASE)
+    if match is None or float(match[1]) == 0:
+        raise ConfigError(f"--link {text!r}: expected a rate such as 1gbit or 100mbit")
+    scale = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}[match[2].lower()]
+    return Link(float(match[1]) * scale / 8, latency_ms / 1e3)
+
+
+def _plan(
+    recipe: Recipe,
+    workers: int,
+    strategy: str,
+    options: dict[str, Any],
+    partitioner: str,
+    limits: Limits,
+    machine: Path | None,
+    link: Link | None,
+) -> Plan:
+    """Edges, labels and the split are loaded; features are not."""
+    from polyhop.cli.calibrate import known_machine
+    from polyhop.datasets import load, sizes
+    from polyhop.partition import default_method, partition
+    from polyhop.plan import load_machine
+    from polyhop.planner import PlanOptions, plan_graph, unread_inputs
+    from polyhop.strategies import STRATEGIES
+    from polyhop.train.config import Config
+
+    if strategy not in ("auto", *STRATEGIES):
+        raise ConfigError(unknown("strategy", strategy, ("auto", *STRATEGIES)))
+    config = Config(strategy=strategy, **options)
+    about = sizes(recipe.source, data_dir=recipe.data_dir, nodes=recipe.nodes)
+    graph = load(
+        recipe.source, data_dir=recipe.data_dir, nodes=recipe.nodes, split=recipe.split, features="none"
+    )
+    given = None if machine is None else load_machine(machine)
+    if given is None:
+        known_machine(console.say)
+    recipe = recipe.of_widths(about.num_features, about.num_classes, about.name)
+    cut = partition(graph, workers, default_method() if partitioner == "auto" else partitioner)
+    return plan_graph(
+        recipe.build(0),
+        graph,
+        config,
+        cut,
+        PlanOptions(limits, given, link, console.say),
+        inputs=unread_inputs(about),
+    )
+
+
+def _write(made: Plan, out: Path) -> None:
+    import json
+
+    from polyhop.train.files import replace_file
+
+    try:
+        replace_file(out, (json.dumps(made.to_json(), indent=1) + "\n").encode())
+    except OSError as error:
+        raise ConfigError(f"--out {out}: cannot be written: {error.strerror or error}") from error
+
+
+def _show(made: Plan, *, explain: bool) -> None:
+    from polyhop.plan import duration, size
+
     print("assumed")
-    console.show_table(_assumed(plan), indent=2)
+    console.show_table(list(made.assumed), indent=2)
     print("\nan epoch")
-    gpu = (
-        []
-        if plan.gpu is None
-        else [(f"{plan.gpu.cluster.num_servers} {plan.gpu.cluster.server.name}", plan.gpu)]
-    )
-    equal = plan.equal
-    more = []
-    if equal is not None and equal.cluster.num_servers != plan.cpu.cluster.num_servers:
-        more = [(f"CPU only, {equal.cluster.num_servers} servers", equal)]
-    _rows(
-        [("CPU only", plan.cpu), (f"{plan.best.num_functions} functions each", plan.best), *more, *gpu],
-        plan.cpu,
-    )
-    if played is not None:
-        print(f"  played through event by event: {played.epoch_s:.3g} s an epoch with functions")
-    print("\nfunctions on each server (keeping up with its cores takes " + _kept_up(plan) + ")")
-    _rows([(f"{choice.num_functions:,}", choice) for choice in plan.around()], plan.cpu)
-    print("\n" + plan.to_json()["says"])
-
-
-def _kept_up(plan: Plan) -> str:
-    return "more than there may be" if plan.little is None else f"{plan.little:,}"
-
-
-def _rows(rows: list[tuple[str, Choice]], cpu: Choice) -> None:
-    """Time, cost and value of each, and value against CPU only."""
-    margin = max(len(name) for name, _ in rows)
-    print(
-        f"  {'':{margin}}  {'seconds':>9}  {'dollars':>10}  {'value':>9}  {'to CPU':>7}  graph, tensor, scatter s"
-    )
-    for name, choice in rows:
-        one: Any = choice.outcome
-        parts = ", ".join(
-            f"{part:.3g}" for part in (choice.epoch.graph_s, choice.epoch.tensor_s, choice.epoch.scatter_s)
+    rows = [("", "seconds", "memory a rank", "sent by a rank", "", "")]
+    for each in made.ranked:
+        one = each.prediction
+        pace = one.epoch_s / max(made.chosen.epoch_s, 1e-12)
+        note = "; ".join(each.why_not) or one.bound
+        rows.append(
+            (
+                one.name,
+                duration(one.epoch_s),
+                size(one.memory.most),
+                size(one.sent_bytes) if one.sent_bytes else "-",
+                f"{pace:.1f} x",
+                note,
+            )
         )
-        print(
-            f"  {name:<{margin}}  {one.seconds:9.4g}  {one.dollars:10.4g}  {one.value:9.4g}  "
-            f"{one.value / cpu.outcome.value:6.2f}x  {parts}"
-        )
+        if explain:
+            parts = ", ".join(f"{name} {duration(value)}" for name, value in one.parts.items())
+            kinds = ", ".join(f"{kind} {size(value)}" for kind, value in one.sent.items() if value)
+            rows.append(("", "", "", "", "", f"  {parts}; {kinds}" if kinds else f"  {parts}"))
+    widths = [max(len(row[at]) for row in rows) for at in range(5)]
+    for row in rows:
+        cells = [row[0].ljust(widths[0]), *(row[at].rjust(widths[at]) for at in range(1, 5))]
+        print(("  " + "  ".join([*cells, row[5]])).rstrip())
+    print("\n" + "\n".join(made.why))
+    for line in made.advice:
+        print(line)

@@ -68,12 +68,16 @@ class Recipe:
 
     def fitted(self, graph: Graph | SharedGraph) -> Recipe:
         """This recipe with the widths of the graph to train on."""
-        if graph.num_features == 0 or graph.num_classes == 0:
+        return self.of_widths(graph.num_features, graph.num_classes, graph.name)
+
+    def of_widths(self, num_features: int, num_classes: int, name: str) -> Recipe:
+        """The same of a graph that need not be loaded."""
+        if num_features == 0 or num_classes == 0:
             raise InputError(
-                f"graph {graph.name!r} has {graph.num_features} features and {graph.num_classes} classes: "
+                f"graph {name!r} has {num_features} features and {num_classes} classes: "
                 "training needs both (see 'polyhop data')"
             )
-        return replace(self, num_features=graph.num_features, num_classes=graph.num_classes)
+        return replace(self, num_features=num_features, num_classes=num_classes)
 
     def build(self, seed: int = 0) -> nn.Module:
         """The model for a graph that it was fitted to, its weights drawn from the seed."""

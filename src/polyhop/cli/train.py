@@ -30,6 +30,9 @@ _WRITTEN = (
     "model.safetensors",
     "curve.png",
     "bill.json",
+    "partition.json",
+    "plan.json",
+    "report.html",
 )
 
 
@@ -100,10 +103,26 @@ def command(
     strategy: Annotated[
         str | None,
         typer.Option(
-            help="single | data | macro | halo | pipeline | split | pushpull [default: data where there are ranks].",
+            help="auto | single | data | macro | halo | pipeline | split | pushpull | serverless "
+            "[default: auto where there are ranks].",
             rich_help_panel="Ranks",
         ),
     ] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            help="A plan that 'polyhop plan --out' wrote: its strategy and numbers are used.",
+            rich_help_panel="Ranks",
+        ),
+    ] = None,
+    allow_approximate: Annotated[
+        bool,
+        typer.Option(
+            "--allow-approximate",
+            help="Strategy auto may take ways whose weights are not those of one process.",
+            rich_help_panel="Ranks",
+        ),
+    ] = False,
     parts: Annotated[
         Path | None,
         typer.Option(
@@ -568,12 +587,15 @@ def command(
         "weight_steps": weight_steps,
         "edge_functions": edge_functions,
         "exact_layers": exact_layers,
+        "allow_approximate": allow_approximate,
         "memory": memory,
     }
     from polyhop.launch import Launch, is_rank_process
 
     on_ranks = workers is not None or is_rank_process()
-    options["strategy"] = strategy or ("data" if on_ranks else "single")
+    options["strategy"] = strategy or ("auto" if on_ranks else "single")
+    if plan is not None:
+        options |= _planned(plan, strategy, workers)
     if on_ranks and not dry_run:
         asked = Launch(
             num_ranks=workers,
@@ -605,6 +627,22 @@ def command(
         num_ranks=num_ranks,
         as_json=as_json,
     )
+
+
+def _planned(path: Path, strategy: str | None, workers: int | None) -> dict[str, Any]:
+    """The options of a plan; ConfigError if it is for another number of ranks, or of another strategy."""
+    from polyhop.plan import read_plan
+
+    found = read_plan(path)
+    if strategy not in (None, "auto", found.chosen.strategy):
+        raise ConfigError(
+            f"--strategy {strategy}, and {path} is a plan for {found.chosen.strategy}: give one of them"
+        )
+    if found.num_ranks != (workers or int(os.environ.get("WORLD_SIZE", "1"))):
+        raise ConfigError(
+            f"{path} is a plan for {found.num_ranks} ranks: give --workers {found.num_ranks}, or make one for as many"
+        )
+    return {"strategy": found.chosen.strategy, **found.chosen.options}
 
 
 def _train(

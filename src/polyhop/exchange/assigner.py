@@ -62,6 +62,7 @@ class Assigner:
         self.notes: list[str] = []  # what people may want to know
         self._error: BaseException | None = None
         self._messages = [_quantised(channel) for channel in channels]
+        self._is_marked = False  # whether the trace has the present widths
         for messages in self._messages:
             messages.traces = True
 
@@ -72,6 +73,8 @@ class Assigner:
             self.notes.append(
                 f"bits from epoch {key.epoch + 1} on, mean of what rank {self._line.rank} sends: {self._told()}"
             )
+        if not self._is_marked:
+            self._mark(key.epoch)
 
     def end_step(self, key: Key) -> None:
         """Called after every step: a choice that is used in the step after the next begins here."""
@@ -132,6 +135,7 @@ class Assigner:
             self._thread.join()
         self._thread, self._is_waiting = None, False
         self._raise()
+        self._is_marked = False
         for messages, found in zip(self._messages, self._found, strict=True):
             for direction, widths in found.items():
                 messages.set_widths(direction, widths)
@@ -140,6 +144,16 @@ class Assigner:
         """What went wrong in the thread."""
         if self._error is not None:
             raise self._error
+
+    def _mark(self, epoch: int) -> None:
+        """The trace has how many rows of each width leave from now on."""
+        self._is_marked = True
+        for messages in self._messages:
+            for back, way in enumerate(DIRECTIONS):
+                rows = torch.cat(messages.widths[way].leaving).bincount().tolist()
+                counts = {f"bits{width}": count for width, count in enumerate(rows) if count}
+                where = {"epoch": epoch + 1, "layer": messages.spans.layer, "backward": back}
+                messages.spans.trace.counter("widths", **where, **counts)
 
     def _told(self) -> str:
         """The mean width of each channel's rows, there and back."""

@@ -78,9 +78,9 @@ class Spans:
     def span(self, name: str, direction: str) -> Any:
         return self.trace.span(name, layer=self.layer, direction=direction)
 
-    def crossed(self, began: float, direction: str) -> None:
-        """A message is here that began to leave at that time."""
-        facts = {"layer": self.layer, "direction": direction}
+    def crossed(self, began: float, direction: str, num_bytes: int) -> None:
+        """A message is here that began to leave at that time; so many bytes left with it."""
+        facts = {"layer": self.layer, "direction": direction, "bytes": num_bytes}
         self.trace.record_span("communicate", began, time.perf_counter() - began, facts)
 
 
@@ -230,12 +230,13 @@ class Crossing:
         opened, began = self.messages.opener(direction, like), time.perf_counter()
         keeps = self.keeps and direction == "forward"
         leaving = [piece.to(self.line.device) for piece in packed]
+        num_bytes = sum(piece.nbytes for to, piece in enumerate(leaving) if to != self.line.rank)
         pending = self.line.start_all_to_all(leaving, kind="hidden", counts=counts)
 
         def finish() -> list[Tensor]:
             with self.spans.span("wait", direction):
                 pieces = pending.wait()
-            self.spans.crossed(began, direction)
+            self.spans.crossed(began, direction, num_bytes)
             here = [piece.to(like.device) for piece in pieces]
             if keeps:
                 self._kept = lambda: opened(here)

@@ -158,7 +158,7 @@ class SequentialCrossing(Crossing):
         def finish() -> Tensor:
             with self.spans.span("wait", direction):
                 piece = pending.wait()[source].to(like.device)
-            self.spans.crossed(began, direction)
+            self.spans.crossed(began, direction, pieces[to].nbytes)
             arriving.give(coming)
             arriving.watch(piece)
             found = self.messages.opened(direction, piece, source, like)

@@ -15,8 +15,7 @@ Legend: P ranks, L layers, D columns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -27,6 +26,7 @@ from polyhop.exchange.crossing import DIRECTIONS, Crossing, Direction
 from polyhop.exchange.quantised import QuantisedMessages
 from polyhop.graph import Block, HaloBlock, Reader, Sizes
 from polyhop.kernels import quantised_bytes
+from polyhop.nn.counts import quiet
 from polyhop.strategies.data_cost import account_gradients
 from polyhop.strategies.step import as_layered, forward_of
 
@@ -40,7 +40,6 @@ __all__ = [
     "crossings",
     "estimate",
     "expected",
-    "quiet",
 ]
 
 
@@ -191,15 +190,3 @@ class _Noted:
         is_linear = reader is not None and reader.is_linear
         self.seen = Seen(columns, is_linear, rows.requires_grad, rows.element_size())
         return rows, rows[first:], lambda: rows[:0]
-
-
-@contextmanager
-def quiet(model: nn.Module) -> Iterator[None]:
-    """No dropout and no statistics inside."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode

@@ -35,7 +35,7 @@ from polyhop.strategies.halo_cost import Facts, LayerFacts, Seen
 from polyhop.strategies.halo_plan import BUCKET_BYTES, GraphSizes, Options, Plan
 from polyhop.strategies.step import Placement
 
-__all__ = ["Chosen", "Pairs", "facts_of", "facts_of_pairs"]
+__all__ = ["Chosen", "Pairs", "facts_of", "facts_of_pairs", "facts_of_rows"]
 
 _SPREAD = 1.5  # of the logarithm of what rows add to the variance: a guess, see ``_guessed``
 _WIDTHS = (1, 2, 4, 8, 16, 32)
@@ -86,13 +86,15 @@ def facts_of(
     ``model`` in the number format in which it trains, ``placement`` where products are in another one. ``mean_bits``: of
     adaptive or random widths, instead of what is expected of them.
     """
-    is_sparse = graph.x is not None and isinstance(
-        graph.x.gather(torch.empty(0, dtype=torch.int64)), SparseRows
-    )
-    sizes = GraphSizes(graph.num_nodes, graph.num_edges, graph.num_features, is_sparse)
+    sizes = GraphSizes(graph.num_nodes, graph.num_edges, graph.num_features, _is_sparse(graph))
     plan = Plan.of(model, options, sizes, (placement or Placement(torch.device("cpu"))).context)
     rows = _counted(graph, partition, plan)
     return _facts(model, options, plan, rows, partition.num_parts, mean_bits)
+
+
+def _is_sparse(graph: Graph) -> bool:
+    none = torch.empty(0, dtype=torch.int64)
+    return graph.x is not None and isinstance(graph.x.gather(none), SparseRows)
 
 
 def facts_of_pairs(
@@ -167,6 +169,11 @@ def _covers(src: Tensor, dst: Tensor, owner: Tensor, num_parts: int) -> Tensor:
     pieces = zip(src[order].split(counts), dst[order].split(counts), strict=True)  # type: ignore[no-untyped-call]
     found = [least_cover(*piece).num_messages if piece[0].numel() else 0 for piece in pieces]
     return torch.tensor(found, dtype=torch.float64).view(num_parts, num_parts)
+
+
+def facts_of_rows(model: nn.Module, options: Chosen, plan: Plan, rows: Sequence[Tensor]) -> Facts:
+    """From rows that cross at each layer: float64 [P, P], those that rank i sends to rank j, as ranks have laid them out."""
+    return _facts(model, options, plan, rows, rows[0].shape[0], None)
 
 
 def _facts(

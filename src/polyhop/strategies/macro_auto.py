@@ -16,6 +16,7 @@ import socket
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -119,11 +120,19 @@ def ranks_to_a_core(line: Collective) -> float:
     """On the fullest host: its ranks over the cores that they may run on, whether pinned or not. The same on all ranks."""
     cores = os.sched_getaffinity(0)
     told = torch.zeros(1 + _CORES, dtype=torch.int64)
-    told[0] = zlib.crc32(socket.gethostname().encode())
+    told[0] = zlib.crc32(_machine().encode())
     told[[1 + core % _CORES for core in cores]] = 1
     everyone = torch.stack(line.all_gather(told, kind="sizes", counts=[told.numel()] * line.num_ranks))
     hosts = [everyone[everyone[:, 0] == host, 1:] for host in set(everyone[:, 0].tolist())]
     return max(ranks.shape[0] / int(ranks.amax(0).sum()) for ranks in hosts)
+
+
+def _machine() -> str:
+    """The same for all that share its cores: containers and network namespaces of one machine have names of their own."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() or socket.gethostname()
+    except OSError:
+        return socket.gethostname()
 
 
 def most_facts(

@@ -44,6 +44,7 @@ from polyhop.exchange import RowFetch, RowFormat
 from polyhop.exchange.gathered import gather_tensors
 from polyhop.graph import Graph, SharedGraph
 from polyhop.kernels.keys import Key
+from polyhop.nn.counts import quiet
 from polyhop.nn.model import Model
 from polyhop.sample.wire import Wire
 from polyhop.strategies.held import HeldPart
@@ -58,7 +59,7 @@ from polyhop.strategies.pipeline_lane import Lane
 from polyhop.strategies.pipeline_memory import ledger_of
 from polyhop.strategies.pipeline_memory import note as memory_note
 from polyhop.strategies.pipeline_messages import WIDTHS, Messages
-from polyhop.strategies.pipeline_pieces import Pieces, quiet
+from polyhop.strategies.pipeline_pieces import Pieces
 from polyhop.strategies.pipeline_schedule import (
     Schedule,
     chunk_order,

@@ -5,7 +5,7 @@ What crosses is one message a chunk (``pipeline_messages``). Both ends know the 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 
 from torch import Tensor
@@ -27,6 +27,7 @@ class Lane:
 
     def __init__(self, stage: Stage, messages: Messages, line: Collective, trace: Trace = NO_TRACE) -> None:
         self._stage, self._messages, self._line, self._trace = stage, messages, line, trace
+        self._sent: Counter[str] = Counter()  # bytes by boundary and direction, since they were noted
 
     def run(self, lane: Sequence[Action]) -> None:
         """Every action of a lane, in order."""
@@ -44,7 +45,9 @@ class Lane:
                 if len(leaving) >= _BEHIND:
                     leaving.popleft().wait()
                 assert action.peer is not None
-                leaving.append(self._line.start_send(self._packed(action), action.peer, kind="hidden"))
+                message = self._packed(action)
+                self._sent[f"{self._cut(action)} {action.task.direction}"] += message.nbytes
+                leaving.append(self._line.start_send(message, action.peer, kind="hidden"))
             elif action.task.chunk is not None or self._stage.has_ways:
                 with self._trace.span(
                     action.task.direction, chunk=action.task.chunk, layer=action.task.first
@@ -55,6 +58,9 @@ class Lane:
                         self._stage.backward(action.task)
         for pending in leaving:
             pending.wait()
+        if self._sent:
+            self._trace.counter("layers", **self._sent)
+            self._sent.clear()
 
     def _cut(self, action: Action) -> int:
         """The layer before which the boundary is that an action's message crosses."""

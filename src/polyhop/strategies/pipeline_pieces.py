@@ -7,21 +7,22 @@ Legend: N nodes, E edges, L layers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from polyhop.errors import UnsupportedError
 from polyhop.graph import Block
+from polyhop.nn.counts import quiet
 from polyhop.nn.layer import EDGE_COST
 from polyhop.nn.model import Model, State
 
-__all__ = ["Pieces", "quiet", "splits_dropout"]
+__all__ = ["Pieces", "splits_dropout"]
 
 
 @dataclass(frozen=True)
@@ -119,18 +120,6 @@ def splits_dropout(model: Model) -> bool:
         for name in ("layer", "undropped")
     }
     return first["undropped"] <= first["layer"]
-
-
-@contextmanager
-def quiet(model: nn.Module) -> Iterator[None]:
-    """No dropout and no statistics inside."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 def _is_same(made: object, given: object) -> bool:

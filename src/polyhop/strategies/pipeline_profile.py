@@ -21,10 +21,11 @@ from torch import Tensor
 
 from polyhop.errors import ConfigError, unknown
 from polyhop.graph import Block
+from polyhop.nn.counts import quiet
 from polyhop.nn.model import Model
 from polyhop.nn.rows import Rows
 from polyhop.strategies.pipeline_chunks import Chunks
-from polyhop.strategies.pipeline_pieces import Pieces, quiet
+from polyhop.strategies.pipeline_pieces import Pieces
 from polyhop.strategies.step import Placement
 
 __all__ = ["LAYER_COSTS", "cut_matters", "is_measured", "measured_costs"]

@@ -178,7 +178,7 @@ class Meeting:
         """Rows before a layer, of the chunks of a tick, to the ways that read them."""
         table, history = self._history.rows[layer], self._history
         for chunks, pending in [(chunks, self._lend(table, chunks)) for chunks in self._due(tick)]:
-            for chunk, rows in zip(chunks, self._arrived(pending, layer, "forward"), strict=True):
+            for chunk, rows in zip(chunks, self._arrived(*pending, layer, "forward"), strict=True):
                 if chunk is not None and rows.shape[0]:
                     history.write(layer, chunk, rows.to(table.device).view(-1, *table.shape[1:]))
 
@@ -187,16 +187,16 @@ class Meeting:
         grads, history = self._history.grads[layer], self._history
         for chunks, pending in [(chunks, self._give_back(grads, chunks)) for chunks in self._due(tick)]:
             own = chunks[self._line.rank]
-            for way, rows in enumerate(self._arrived(pending, layer, "backward")):
+            for way, rows in enumerate(self._arrived(*pending, layer, "backward")):
                 if own is not None and way != self._line.rank:
                     history.add(layer, self.lent[own, way], rows.to(grads.device))
 
-    def _lend(self, table: Tensor, chunks: Sequence[int | None]) -> Pending[list[Tensor]]:
+    def _lend(self, table: Tensor, chunks: Sequence[int | None]) -> tuple[Pending[list[Tensor]], int]:
         own, flat = chunks[self._line.rank], matrix(table)
         leaving = [flat[:0] if own is None else flat[self.lent[own, way]] for way in range(len(chunks))]
         return self._start(leaving, [stop - start for start, stop in self._kept(chunks)])
 
-    def _give_back(self, grads: Tensor, chunks: Sequence[int | None]) -> Pending[list[Tensor]]:
+    def _give_back(self, grads: Tensor, chunks: Sequence[int | None]) -> tuple[Pending[list[Tensor]], int]:
         own, flat = chunks[self._line.rank], matrix(grads)
         leaving = [flat[start:stop] for start, stop in self._kept(chunks)]
         counts = [0 if own is None else self.lent[own, way].numel() for way in range(len(chunks))]
@@ -212,13 +212,16 @@ class Meeting:
             found.append((at.start, at.stop))
         return found
 
-    def _start(self, leaving: Sequence[Tensor], counts: Sequence[int]) -> Pending[list[Tensor]]:
-        return self._line.start_all_to_all(
-            [piece.to(self._line.device) for piece in leaving], kind="hidden", counts=counts
-        )
+    def _start(self, leaving: Sequence[Tensor], counts: Sequence[int]) -> tuple[Pending[list[Tensor]], int]:
+        """What comes, and the bytes that leave."""
+        num_bytes = sum(piece.nbytes for way, piece in enumerate(leaving) if way != self._line.rank)
+        here = [piece.to(self._line.device) for piece in leaving]
+        return self._line.start_all_to_all(here, kind="hidden", counts=counts), num_bytes
 
-    def _arrived(self, pending: Pending[list[Tensor]], layer: int, direction: Direction) -> list[Tensor]:
-        with self._trace.span("wait", layer=layer, direction=direction):
+    def _arrived(
+        self, pending: Pending[list[Tensor]], num_bytes: int, layer: int, direction: Direction
+    ) -> list[Tensor]:
+        with self._trace.span("wait", layer=layer, direction=direction, bytes=num_bytes):
             return pending.wait()
 
 

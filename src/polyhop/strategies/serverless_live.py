@@ -9,6 +9,7 @@ from typing import Any
 from polyhop.serverless.crew import Crew
 from polyhop.serverless.post import Post
 from polyhop.strategies.serverless_books import Books
+from polyhop.trace import NO_TRACE, Trace
 
 __all__ = ["Live", "Tell", "in_words"]
 
@@ -16,15 +17,18 @@ Tell = Callable[[str, dict[str, Any]], None]
 """Shows what is going on: in words, and as values."""
 
 _TELLS_S = 0.25
+_TRACES_S = 1.0
 
 
 class Live:
     """Figures of one rank's ledger, crew and books, told now and then to whoever watches."""
 
-    def __init__(self, post: Post, crew: Crew, books: Books, rank: int, num_ranks: int) -> None:
-        self._post, self._crew, self._books = post, crew, books
+    def __init__(
+        self, post: Post, crew: Crew, books: Books, rank: int, num_ranks: int, trace: Trace = NO_TRACE
+    ) -> None:
+        self._post, self._crew, self._books, self._trace = post, crew, books, trace
         self._rank, self._num_ranks = rank, num_ranks
-        self._told_at = 0.0
+        self._told_at = self._traced_at = 0.0
         self.tell: Tell | None = None
 
     def tick(self) -> None:
@@ -33,9 +37,15 @@ class Live:
             return
         self._told_at = time.monotonic()
         self._books.note()
+        is_traced = self._trace.is_written and self._told_at - self._traced_at >= _TRACES_S
+        if self.tell is None and not is_traced:
+            return
+        facts = self.facts()
         if self.tell is not None:
-            facts = self.facts()
             self.tell(in_words(facts, self._rank, self._num_ranks), facts)
+        if is_traced:
+            self._traced_at = self._told_at
+            self._trace.counter("crew", **facts)
 
     def facts(self) -> dict[str, Any]:
         """What this rank's server and its functions are doing."""

@@ -167,7 +167,7 @@ class ServerlessStep:
         self.tuning = self._tuned(tariff, trace) if config.functions == AUTO else None
         self.crew = Crew(self.launcher, self.post, self._wanted)
         self.books = Books(line.rank, self.crew, self.post.sheets, tariff)
-        self.live = Live(self.post, self.crew, self.books, line.rank, line.num_ranks)
+        self.live = Live(self.post, self.crew, self.books, line.rank, line.num_ranks, trace)
         self._version, self._begun, self.is_stop_agreed = -1, -1, False
         rows = [each.num_rows for each in self.intervals]
         mode = "pipe" if config.staleness is None else f"staleness {config.staleness}"

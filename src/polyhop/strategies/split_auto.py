@@ -26,6 +26,7 @@ from polyhop.comm.probe import measure_link
 from polyhop.errors import ConfigError
 from polyhop.graph import SharedGraph
 from polyhop.kernels import gather_rows, spmm
+from polyhop.plan import Law
 from polyhop.strategies.flows import gather_flows
 from polyhop.strategies.macro_auto import ranks_to_a_core
 from polyhop.strategies.shape import Shape
@@ -127,8 +128,7 @@ def measure_rates(placement: Placement, line: Collective, *, is_overlapped: bool
         bytes_per_s=link.bytes_per_s,
         latency_s=latency_s,
         gather_bytes_per_s=gather,
-        values_per_s=values,
-        flops_per_s=flops,
+        law=Law(near_s=1 / values, flop_s=1 / flops),
         node_s=_NODE_S,
         edge_s=_EDGE_S,
         message_s=min(_MESSAGE_S, link.latency_s / max(1, line.num_ranks - 1)),

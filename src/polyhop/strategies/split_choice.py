@@ -22,6 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from polyhop.comm import Cost
+from polyhop.plan import Law
 from polyhop.strategies.flows import Flows
 from polyhop.strategies.shape import Shape
 from polyhop.strategies.work import Variant, Work, work_of
@@ -46,8 +47,7 @@ class Rates:
     bytes_per_s: float  # that a rank sends, and receives, while all do
     latency_s: float  # of a round of messages between all ranks
     gather_bytes_per_s: float  # of input rows read and put together, on one core
-    values_per_s: float  # aggregated
-    flops_per_s: float  # of products
+    law: Law  # of computing, on one core
     node_s: float  # to sample: of a node that is asked for, looked up, renumbered
     edge_s: float  # of a drawn edge
     message_s: float  # CPU of a message, at both ends
@@ -109,8 +109,7 @@ def _ahead_cpu(work: Work, rates: Rates) -> float:
 
 
 def _train_cpu(work: Work, rates: Rates) -> float:
-    computed = work.values / rates.values_per_s + work.flops / rates.flops_per_s
-    return computed + _messages_cpu(work.train, rates)
+    return rates.law.seconds(work.counts) + _messages_cpu(work.train, rates)
 
 
 # Ranking

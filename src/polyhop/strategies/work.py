@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from torch import Tensor
 from polyhop.comm import Cost
 from polyhop.comm.collective import is_summed_everywhere
 from polyhop.graph import Sizes
+from polyhop.nn.counts import Counts
 from polyhop.strategies.data_cost import account_gradients
 from polyhop.strategies.flows import Flows
 from polyhop.strategies.shape import Shape
@@ -72,8 +73,7 @@ class Work:
     nodes: float  # that it draws for, asks for or answers for: what sampling handles
     drawn: float  # edges that it draws or is sent
     edges: float  # that it aggregates, forward, of all layers
-    values: float  # that it aggregates, forward and backward: edges times columns
-    flops: float  # of products, forward and backward
+    counts: Counts  # what it computes, forward and backward
 
     @property
     def cost(self) -> Cost:
@@ -173,11 +173,11 @@ def _data(flows: Flows, shape: Shape, variant: Variant, rank: int) -> Work:
     if not shape.is_dense:
         sent.lengths()
     sent.exchange("features", inputs.rows[:, rank] * shape.row_bytes)
-    edges = values = flops = 0.0
+    edges, counts = 0.0, Counts()
     for hop in range(hops):
         sizes = _own_sizes(flows, rank, hop)
-        of_layer = shape.layers[hops - 1 - hop].computed(sizes)
-        edges, values, flops = edges + sizes.num_edges, values + of_layer[0], flops + of_layer[1]
+        edges += sizes.num_edges
+        counts += shape.layers[hops - 1 - hop].computed(sizes)
     nodes, drawn = _handled(flows, rank, hops)
     # Own rows and those that others ask for are read here; those that arrive, and kept ones, are put in order.
     lent = float(inputs.rows[:, rank].sum() - inputs.rows[rank, rank])
@@ -195,8 +195,7 @@ def _data(flows: Flows, shape: Shape, variant: Variant, rank: int) -> Work:
         nodes + mine,
         drawn,
         edges,
-        values,
-        flops,
+        counts,
     )
 
 
@@ -205,7 +204,8 @@ def _split(flows: Flows, shape: Shape, variant: Variant, rank: int) -> Work:
     above = hops - variant.depth
     crossing = [*flows.crossing[:-1], flows.uncopied if variant.has_cache else flows.crossing[-1]]
     ahead, train = _Sent(num_ranks, rank), _Sent(num_ranks, rank)
-    nodes = drawn = edges = values = flops = 0.0
+    nodes = drawn = edges = 0.0
+    counts = Counts()
     if above:
         _hops(ahead, flows, shape, rank, above)
         ahead.lengths()
@@ -235,8 +235,8 @@ def _split(flows: Flows, shape: Shape, variant: Variant, rank: int) -> Work:
         mapped = here if of.crosses_mapped else here + arrived
         num_edges, num_dst = float(flows.shared_edges[hop, rank]), float(flows.shared[hop, rank])
         sizes = Sizes(round(here + arrived), round(num_dst), round(num_edges))
-        of_layer = of.computed(sizes, mapped)
-        edges, values, flops = edges + sizes.num_edges, values + of_layer[0], flops + of_layer[1]
+        edges += sizes.num_edges
+        counts += of.computed(sizes, mapped)
     if above:
         pairs, below = flows.own[above], shape.layers[variant.depth - 1]
         row = below.joint_bytes(bits)
@@ -246,8 +246,8 @@ def _split(flows: Flows, shape: Shape, variant: Variant, rank: int) -> Work:
         moved.append(size)
     for hop in range(above):
         sizes = _own_sizes(flows, rank, hop)
-        of_layer = shape.layers[hops - 1 - hop].computed(sizes)
-        edges, values, flops = edges + sizes.num_edges, values + of_layer[0], flops + of_layer[1]
+        edges += sizes.num_edges
+        counts += shape.layers[hops - 1 - hop].computed(sizes)
     loaded = float(flows.loaded[rank] if variant.has_cache else flows.shared[hops, rank])
     read = loaded + (float(flows.copied[rank]) if variant.has_cache else 0.0)
     train.summed(shape.bucket_sizes, shape.value_bytes, rank)
@@ -263,8 +263,7 @@ def _split(flows: Flows, shape: Shape, variant: Variant, rank: int) -> Work:
         nodes,
         drawn,
         edges,
-        values,
-        flops,
+        counts,
     )
 
 
@@ -292,27 +291,26 @@ def _pushpull(flows: Flows, shape: Shape, variant: Variant, rank: int) -> Work:
             train.exchange("gradients", [push.heights * columns * push.value_bytes] * num_ranks)
     else:
         size = 0.0
-    edges = values = flops = 0.0
+    edges, counts = 0.0, Counts()
     share = columns / max(1, shape.num_features)
     lowest = shape.layers[0]
     for sizes in first:  # of every rank, for the own columns
         if columns and push.push.has_edges:
-            of_layer = lowest.computed(sizes)
-            edges, values = (
-                edges + sizes.num_edges,
-                values + min(of_layer[0] * share, sizes.num_edges * columns),
-            )
-            flops += of_layer[1] * share
+            of_layer = lowest.computed(sizes) * share
+            reads = ((min(of_layer.values, sizes.num_edges * columns), 4.0 * sizes.num_src * columns),)
+            edges, counts = edges + sizes.num_edges, counts + replace(of_layer, reads=reads, calls=1.0)
         elif columns:
-            flops += 4.0 * sizes.num_src * columns * push.width
+            counts += Counts(flops=4.0 * sizes.num_src * columns * push.width, calls=1.0)
     for hop in range(hops):
         sizes = _own_sizes(flows, rank, hop)
         if hop == hops - 1:
             if not push.push.has_edges:  # attention is made where the seeds are
-                edges, values = edges + sizes.num_edges, values + 2.0 * sizes.num_edges * push.width
+                edges += sizes.num_edges
+                read = (2.0 * sizes.num_edges * push.width, 4.0 * sizes.num_src * push.width)
+                counts += Counts((read,), calls=1.0)
             continue
-        of_layer = shape.layers[hops - 1 - hop].computed(sizes)
-        edges, values, flops = edges + sizes.num_edges, values + of_layer[0], flops + of_layer[1]
+        edges += sizes.num_edges
+        counts += shape.layers[hops - 1 - hop].computed(sizes)
     nodes, drawn = _handled(flows, rank, hops)
     loaded = float(sum(each.num_src for each in first))
     train.summed(push.bucket_sizes, push.value_bytes, rank)
@@ -328,6 +326,5 @@ def _pushpull(flows: Flows, shape: Shape, variant: Variant, rank: int) -> Work:
         nodes + own.num_src,
         drawn + float(sum(each.num_edges for each in first)),
         edges,
-        values,
-        flops,
+        counts,
     )

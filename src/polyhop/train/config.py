@@ -67,7 +67,7 @@ Callback = Callable[[dict[str, Any]], bool | None]
 class Config:
     """Options of training, evaluation and the run folder. Impossible values and combinations raise ConfigError."""
 
-    strategy: str = "single"
+    strategy: str = "single"  # or "auto": the one that is expected to be fastest here
     _: KW_ONLY
     max_epochs: int = 100
     optimizer: str | Callable[[Any], Any] = "adam"  # adam | adamw | sgd | model -> torch optimiser
@@ -185,6 +185,9 @@ class Config:
     extrapolate: bool | None = (
         None  # old rows, gradients and weights go on as they last changed; None: where staleness >= 1
     )
+    allow_approximate: bool = (
+        False  # strategy "auto" may choose ways whose weights are not those of one process
+    )
     edge_functions: bool = (
         False  # functions compute attention weights too (GAT): many more bytes, less work for servers
     )
@@ -275,7 +278,7 @@ class Config:
                 "aggregate_inputs saves the innermost hop of sampling, and training on the full graph samples none: give "
                 "one fan-out per layer, such as num_neighbors=[15, 10] (--fanout 15,10)"
             )
-        if self.split_groups > 1 and self.strategy != "split":
+        if self.split_groups > 1 and self.strategy not in ("split", "auto"):
             raise ConfigError(
                 f"split_groups={self.split_groups} with strategy {self.strategy!r}: groups split slices of a mini-batch, "
                 "which strategy 'split' alone does: give --strategy split, or leave split_groups out"
@@ -290,12 +293,12 @@ class Config:
                 f"history_sweeps={self.history_sweeps} with history_period={self.history_period}: sweeps make history anew "
                 "before every epoch, a period keeps it for several: give one"
             )
-        if self.stages is not None and self.strategy != "pipeline":
+        if self.stages is not None and self.strategy not in ("pipeline", "auto"):
             raise ConfigError(
                 f"stages={self.stages} with strategy {self.strategy!r}: strategy 'pipeline' alone has stages of layers: "
                 "give --strategy pipeline, or leave stages out"
             )
-        if self.device_cache_bytes and self.strategy != "split":
+        if self.device_cache_bytes and self.strategy not in ("split", "auto"):
             raise ConfigError(
                 f"device_cache={self.device_cache} with strategy {self.strategy!r}: ranks load their own rows alone in "
                 "strategy 'split': give --strategy split, or leave device_cache out (cache keeps rows of other ranks)"

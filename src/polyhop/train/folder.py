@@ -1,6 +1,6 @@
 """The run folder: what a run was asked, what it measured, what it came to.
 
-    config.json  metrics.jsonl  trace-rank0.jsonl  checkpoints/  model.safetensors  result.json
+    config.json  metrics.jsonl  trace-rank0.jsonl  partition.json  plan.json  checkpoints/  model.safetensors  result.json
 
 One process at a time: a lock, released by the system when its holder dies, keeps a second one out.
 """
@@ -59,6 +59,14 @@ class RunFolder:
 
     def write_result(self, result: dict[str, Any]) -> None:
         self._write_json("result.json", result)
+
+    def write_partition(self, quality: dict[str, Any]) -> None:
+        """How good the parts are that ranks hold."""
+        self._write_json("partition.json", quality)
+
+    def write_plan(self, plan: dict[str, Any]) -> None:
+        """What the run was expected to take, and why it is trained so."""
+        self._write_json("plan.json", plan)
 
     def write_model(self, weights: dict[str, Tensor]) -> None:
         """The weights that the run ended with, alone."""

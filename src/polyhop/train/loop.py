@@ -68,6 +68,7 @@ class _Loop:
         self.take_step = quick_step(session.optimizer)
         self.losses: list[Tensor] = []  # not yet settled
         self.clock = self.saved_at = time.perf_counter()
+        self.began_s = session.state.seconds  # when the epoch's first step did, or this process
 
     def run(self) -> None:
         state = self.session.state
@@ -138,6 +139,7 @@ class _Loop:
         """Evaluate, judge, report; then the epoch counts as done."""
         state, options = self.session.state, self.options
         self._settle()
+        trained = state.seconds - self.began_s
         is_last = state.epoch + 1 >= options.max_epochs
         scores: dict[str, float] = {}
         if is_last or (state.epoch + 1) % options.eval_every == 0:
@@ -149,6 +151,8 @@ class _Loop:
             "loss": state.loss_sum / max(state.step, 1),
         }
         record |= {"lr": self.tools.set_lr(state.global_step - 1), **scores, "seconds": state.seconds}
+        record["train_seconds"] = trained  # of that epoch, evaluation apart
+        self.began_s = state.seconds
         state.epoch, state.step, state.loss_sum = state.epoch + 1, 0, 0.0
         if scores:
             self._judge(scores)

@@ -18,19 +18,28 @@ __all__ = ["Run"]
 
 
 class Run:
-    """A session tied to its folder: resume, record, save, finish. Without a folder only the history is kept."""
+    """A session tied to its folder: resume, record, save, finish. Without a folder only the history is kept.
+
+    ``about``: what config.json tells people beside the options.
+    """
 
     def __init__(
-        self, config: Config, session: Session, folder: RunFolder | None, identity: dict[str, Any]
+        self,
+        config: Config,
+        session: Session,
+        folder: RunFolder | None,
+        identity: dict[str, Any],
+        about: dict[str, Any] | None = None,
     ) -> None:
         self.config, self.session, self.folder, self.identity = config, session, folder, identity
+        self._about = about or {}
         self.history: list[dict[str, Any]] = []
         self.notes: list[str] = []
         self._saved: State | None = None  # the state that is safe on disk
         self._store: checkpoint.Checkpoints | None = None
 
     @property
-    def _is_kept(self) -> bool:
+    def is_kept(self) -> bool:
         """Whether the run is written down; on every rank alike."""
         return self.config.run_dir is not None or self.config.resume is not None
 
@@ -45,7 +54,12 @@ class Run:
             self._restore(found)
         self.history = self.folder.rewind(self.session.state.global_step)
         self.folder.write_config(
-            {**self.config.resolved(), "identity": self.identity, "torch": str(torch.__version__)}
+            {
+                **self.config.resolved(),
+                **self._about,
+                "identity": self.identity,
+                "torch": str(torch.__version__),
+            }
         )
 
     def _find(self) -> checkpoint.Checkpoint | None:
@@ -85,7 +99,7 @@ class Run:
     def save(self) -> str | None:
         """Write a checkpoint of the present state, unless there is no folder or the state is already on disk."""
         session = self.session
-        if hasattr(session.step, "gather_state") and self._is_kept:
+        if hasattr(session.step, "gather_state") and self.is_kept:
             session.step.gather_state()  # with the other ranks, which have nothing to write
         if self._store is None:
             self._saved = State.from_json(session.state.to_json())

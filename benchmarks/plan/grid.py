@@ -1,0 +1,197 @@
+"""Section ``grid``: what is foreseen against what is measured, and what the choice cost, over real runs in the lab.
+
+For every case (a model on a graph, with mini-batches or without) on 2 and on 4 ranks all ways that are foreseen take turns,
+three times three epochs each, at three rates of the links. At each rate the plan is made anew, on the links as they are.
+
+``choice_regret`` is the time of the way that was chosen over the best that was measured, of those that the choice was among:
+exact ones, and for the full graph once more all of them. Figures are given twice: as foreseen, and with what the other cases
+teach (of each strategy the median of measured over foreseen, the case itself left out), which is what a host that has run
+some training knows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import Figure
+from benchmarks.macro.launches import LAB, why_no_lab
+from benchmarks.plan import rank as one_rank
+from benchmarks.plan.cases import CASES, Case, Job
+
+__all__ = ["Timed", "figures", "run"]
+
+RANKS = (2, 4)
+RATES: tuple[float | None, ...] = (None, 1000.0, 200.0)
+FIRST_RATE = (
+    "740mbit"  # see lab.relimit: segments are as large as the smallest bucket; ranks change it at once
+)
+MOST = 4.0  # ways that should take so many times as long as the best are not timed
+LIMIT_S = 900
+ARENAS = {"MALLOC_ARENA_MAX": "4"}  # many sides have many threads, and memory is kept by arena
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One way that was foreseen and trained."""
+
+    case: str
+    num_ranks: int
+    mbit: float | None
+    name: str
+    strategy: str
+    is_exact: bool
+    foreseen_s: float
+    measured_s: float
+    foreseen_bytes: float
+    measured_bytes: float
+    load: float
+
+    @property
+    def group(self) -> tuple[str, int, float | None]:
+        return self.case, self.num_ranks, self.mbit
+
+    @property
+    def ratio(self) -> float:
+        return self.measured_s / self.foreseen_s
+
+
+def run(*, is_quick: bool) -> Iterator[Figure]:
+    """Regret, errors of time and of bytes."""
+    no_lab = why_no_lab()
+    if no_lab:
+        print(f"  skipped: {no_lab}", flush=True)
+        return
+    found: list[Timed] = []
+    for case in CASES[:1] + CASES[4:5] if is_quick else CASES:
+        for ranks in RANKS[:1] if is_quick else RANKS:
+            seen = _measured(case, ranks, 1 if is_quick else 3)
+            for each in seen:
+                _tell(each)
+            found += seen
+    yield from figures(found)
+
+
+def _measured(case: Case, ranks: int, turns: int) -> list[Timed]:
+    load = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory(prefix="polyhop-plan-") as name:
+        job_file = Path(name) / "job.json"
+        job_file.write_text(json.dumps(Job(case, name, RATES, turns, MOST).to_json()))
+        lab = [str(LAB), str(ranks), "--rate", FIRST_RATE, "--timeout", str(LIMIT_S)]
+        done = subprocess.run(
+            [*lab, "--", *one_rank.arguments(job_file)],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, **ARENAS},
+        )
+        if done.returncode != 0:
+            raise RuntimeError(f"{case.name}: {ranks} ranks in the lab failed:\n{done.stdout}{done.stderr}")
+        told = [json.loads((Path(name) / f"rank-{k}.json").read_text()) for k in range(ranks)]
+    return [each for at in range(len(told[0])) for each in _phase(case, [one[at] for one in told], load)]
+
+
+def _phase(case: Case, told: Sequence[dict[str, Any]], load: float) -> Iterator[Timed]:
+    first = told[0]
+    foreseen = {each["name"]: each for each in first["plan"]["ranked"]}
+    for name, epochs in first["epochs"].items():
+        turns = range(len(epochs))
+        seconds = statistics.median(max(one["epochs"][name][turn]["s"] for one in told) for turn in turns)
+        sent = max(statistics.mean(_sent(one["epochs"][name][turn]) for turn in turns) for one in told)
+        given = foreseen[name]
+        yield Timed(
+            case.name,
+            len(told),
+            first["mbit"],
+            name,
+            given["strategy"],
+            given["is_exact"],
+            given["foreseen_s"] or given["epoch_s"],
+            seconds,
+            sum(given["bytes"].values()),
+            sent,
+            load,
+        )
+
+
+def _sent(epoch: dict[str, Any]) -> float:
+    return float(sum(epoch["bytes"].values()))
+
+
+def _tell(each: Timed) -> None:
+    rate = "no limit" if each.mbit is None else f"{each.mbit:.0f} Mbit/s"
+    print(
+        f"  {each.case}, {each.num_ranks} ranks, {rate}: {each.name:45} {1000 * each.measured_s:7.0f} ms, foreseen "
+        f"{1000 * each.foreseen_s:7.0f} ({each.ratio:.2f} x); {each.measured_bytes / 1e6:.2f} MB, foreseen "
+        f"{each.foreseen_bytes / 1e6:.2f}; load {each.load:.1f}",
+        flush=True,
+    )
+
+
+# Figures
+
+
+def figures(found: Sequence[Timed]) -> Iterator[Figure]:
+    """Of all that was timed."""
+    learnt = {id(each): each.foreseen_s * _taught(each, found) for each in found}
+    plain = {id(each): each.foreseen_s for each in found}
+    for end, times in (("", learnt), ("_unlearnt", plain)):
+        regrets = _regrets(found, times)
+        worst = max(regrets, key=lambda each: each[0])
+        told = f"{len(regrets)} choices over {len(found)} ways that were run; worst {worst[1]}"
+        aims = {"at_most": 1.05} if not end else {}
+        yield Figure(f"choice_regret{end}", statistics.mean(each[0] for each in regrets), "x", told, **aims)
+        aims = {"at_most": 1.25} if not end else {}
+        yield Figure(f"choice_regret_worst{end}", worst[0], "x", worst[1], **aims)
+        errors = [abs(times[id(each)] / each.measured_s - 1) for each in found]
+        aims = {"at_most": 0.25} if not end else {}
+        yield Figure(
+            f"time_error{end}", statistics.median(errors), "relative", _by_strategy(found, times), **aims
+        )
+    yield from _bytes(found)
+
+
+def _taught(given: Timed, found: Sequence[Timed]) -> float:
+    """Of its strategy, what the other cases teach."""
+    others = [each.ratio for each in found if each.strategy == given.strategy and each.case != given.case]
+    return statistics.median(others) if others else 1.0
+
+
+def _regrets(found: Sequence[Timed], times: dict[int, float]) -> list[tuple[float, str]]:
+    regrets = []
+    for group in dict.fromkeys(each.group for each in found):
+        here = [each for each in found if each.group == group]
+        classes = [[each for each in here if each.is_exact]]
+        if len(classes[0]) < len(here):
+            classes.append(here)
+        for among in classes:
+            chosen = min(among, key=lambda each: times[id(each)])
+            best = min(among, key=lambda each: each.measured_s)
+            told = f"{group[0]}, {group[1]} ranks, {group[2] or 'no limit'}: {chosen.name}, best {best.name}"
+            regrets.append((chosen.measured_s / best.measured_s, told))
+    return regrets
+
+
+def _by_strategy(found: Sequence[Timed], times: dict[int, float]) -> str:
+    told = []
+    for strategy in dict.fromkeys(each.strategy for each in found):
+        ratios = [times[id(each)] / each.measured_s for each in found if each.strategy == strategy]
+        told.append(f"{strategy} {statistics.median(ratios):.2f} [{min(ratios):.2f} .. {max(ratios):.2f}]")
+    return "foreseen over measured, median and range: " + ", ".join(told)
+
+
+def _bytes(found: Sequence[Timed]) -> Iterator[Figure]:
+    for end, is_drawn in (("full", False), ("drawn", True)):
+        here = [each for each in found if (each.strategy in ("data", "split", "pushpull")) == is_drawn]
+        here = [each for each in here if each.strategy in ("data", "split", "pushpull", "halo")]
+        here = [each for each in here if "adaptive" not in each.name]
+        if here:
+            errors = [abs(each.foreseen_bytes / max(each.measured_bytes, 1.0) - 1) for each in here]
+            yield Figure(f"bytes_error_{end}", max(errors), "relative", f"worst of {len(here)}", at_most=0.1)

@@ -1,0 +1,224 @@
+"""Forecasts of training on mini-batches: ``single``, ``data``, ``macro``, ``split``, ``pushpull``. All have the weights of
+one process, to rounding.
+
+What a mini-batch moves is expected from inclusion probabilities (``flows``). Times follow from what a step asks of every
+rank (``work``, ``split_choice``) and from windows (``macro_plan``).
+
+Legend: P ranks, L layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from polyhop.forecast.memory import evaluation_bytes, part_bytes, step_bytes
+from polyhop.forecast.question import Question
+from polyhop.graph import Sizes
+from polyhop.nn.counts import Counts
+from polyhop.plan import Memory, Prediction
+from polyhop.sample.wire import Wire
+from polyhop.strategies import macro_plan
+from polyhop.strategies.flows import Flows
+from polyhop.strategies.shape import Shape
+from polyhop.strategies.split_choice import Rates, Seconds, expected, seconds, variants
+from polyhop.strategies.work import Variant, Work
+
+__all__ = ["evaluation_s", "predictions"]
+
+_MESSAGE_S = 0.25e-3  # of what ranks do for a message beside sending it
+_SPARSE = 6.0  # times as long to put together a byte of sparse rows
+_WINDOW_S = 2.2e-3  # of a window, for each hop and peer: 20 ms with 3 hops between 4 ranks
+_BOUNDS = {
+    "compute": "the cores are busy",
+    "link": "the links are busy",
+    "train": "training is slower than loading",
+    "ahead": "loading is slower than training",
+}
+
+
+def predictions(question: Question) -> Iterator[Prediction]:
+    """Of every way to train such mini-batches; ``single`` where there is one rank."""
+    flows, shape, rates = question.sight.flows, _shape(question), _rates(question)
+    assert flows is not None, "ranks have looked at mini-batches"
+    if question.num_ranks == 1:
+        yield _single(question, flows, shape, rates)
+        return
+    among = variants(
+        flows.num_hops,
+        has_cache=question.training.cache_bytes > 0,
+        by_columns=shape.push is not None and not question.training.inputs.row_length,
+    )
+    for variant in among:
+        works = _works(question, flows, shape, variant)
+        taken = seconds(_with_ends(question, works), rates)
+        options = _trainer_options(variant.options(question.training.cache_bytes))
+        memory = _memory(question, flows, works)
+        yield _prediction(question, variant.strategy, str(variant), options, taken, works, memory)
+    yield _macro(question, flows, shape)
+
+
+def _works(question: Question, flows: Flows, shape: Shape, variant: Variant) -> list[Work]:
+    """Of every rank. Where rows are split, sparse ones are made dense; elsewhere they are dear to gather."""
+    if question.training.inputs.row_length is None:
+        return expected(flows, shape, [variant])[variant]
+    if variant.strategy != "data":
+        dense = _shape(question, is_dense=True)
+        return expected(flows, replace(dense, row_bytes=shape.row_bytes), [variant])[variant]
+    return expected(flows, replace(shape, input_bytes=_SPARSE * shape.input_bytes), [variant])[variant]
+
+
+def _shape(question: Question, *, is_dense: bool = False) -> Shape:
+    training, inputs = question.training, question.training.inputs
+    wire = Wire(training.num_nodes, training.has_weights)
+    fan_outs = training.num_neighbors
+    assert fan_outs is not None, "mini-batches have fan-outs"
+    return Shape.described(
+        question.training.model,
+        question.training.layout,
+        inputs.num_features,
+        None if is_dense else inputs.row_length,
+        wire,
+        fan_outs,
+        question.num_ranks,
+    )
+
+
+def _rates(question: Question) -> Rates:
+    machine, link = question.machine, question.link
+    return Rates(
+        bytes_per_s=link.bytes_per_s,
+        latency_s=max(link.latency_s, link.busy_s),
+        gather_bytes_per_s=machine.gather_bytes_per_s,
+        law=replace(question.law, call_s=question.law.call_s + question.step_s / _calls(question)),
+        node_s=machine.node_s,
+        edge_s=machine.edge_s,
+        message_s=max(machine.message_s, _MESSAGE_S),
+        byte_s=machine.byte_s,
+        crowding=question.crowding,
+        is_overlapped=question.training.prefetch > 0,
+    )
+
+
+def _calls(question: Question) -> float:
+    """Of a step: what a step costs whatever is in it is shared out over them."""
+    return question.training.counts.num_layers + 1.0
+
+
+def _with_ends(question: Question, works: Sequence[Work]) -> list[Work]:
+    """What comes before and after the layers, of each rank's share of the seeds."""
+    seeds = question.training.batch_size / question.num_ranks
+    return [
+        replace(work, counts=work.counts + question.training.counts.around(work.loaded, seeds))
+        for work in works
+    ]
+
+
+def _trainer_options(given: dict[str, Any]) -> dict[str, Any]:
+    """As the trainer names them."""
+    renamed = {"cache_bytes": "cache"}
+    return {renamed.get(name, name): value for name, value in given.items()}
+
+
+def _prediction(
+    question: Question,
+    strategy: str,
+    name: str,
+    options: dict[str, Any],
+    taken: Seconds,
+    works: Sequence[Work],
+    memory: Memory,
+) -> Prediction:
+    steps = question.training.num_batches
+    busiest = max(works, key=lambda work: work.cost.total_bytes)
+    parts = {"load": taken.ahead, "compute": taken.train, "communicate": taken.link, "cores": taken.compute}
+    pace = {"compute": taken.compute, "link": taken.link, "train": taken.train, "ahead": taken.ahead}
+    return Prediction(
+        strategy=strategy,
+        options=options,
+        name=name,
+        is_exact=True,
+        epoch_s=taken.step * steps + (min(taken.ahead, taken.train) if question.training.prefetch else 0.0),
+        parts={name: value * steps for name, value in parts.items() if value},
+        memory=memory,
+        sent={kind: value * steps for kind, value in busiest.cost.bytes.items()},
+        evaluate_s=evaluation_s(question),
+        bound=_BOUNDS[max(pace, key=lambda each: pace[each])],
+        num_ranks=question.num_ranks,
+    )
+
+
+def _single(question: Question, flows: Flows, shape: Shape, rates: Rates) -> Prediction:
+    variant = variants(flows.num_hops, by_columns=False, strategies=("data",))[0]
+    works = _works(question, flows, shape, variant)
+    taken = seconds(_with_ends(question, works), rates)
+    memory = _memory(question, flows, works)
+    return _prediction(question, "single", "single", {}, taken, works, memory)
+
+
+def _macro(question: Question, flows: Flows, shape: Shape) -> Prediction:
+    """Windows of the number of mini-batches that is expected to be fastest."""
+    assert question.sight.windows is not None
+    data = _works(question, flows, shape, Variant("data"))
+    facts = _timed(question, question.sight.windows, _with_ends(question, data))
+    choice = macro_plan.choose(facts)
+    steps = question.training.num_batches
+    compute, loading = facts.compute_s * steps, max(0.0, choice.seconds - facts.compute_s * steps)
+    busiest = max(data, key=lambda work: work.cost.total_bytes)
+    sent = dict((busiest.cost * steps).bytes)
+    sent["features"] = choice.rows * facts.row_bytes
+    memory = _memory(question, flows, data)
+    held = Memory(memory.training + choice.memory_bytes, memory.evaluation)
+    return Prediction(
+        strategy="macro",
+        options={"macro": choice.k},
+        name=f"macro of {choice.k}",
+        is_exact=True,
+        epoch_s=choice.seconds,
+        parts={"compute": compute, "wait": loading},
+        memory=held,
+        sent=sent,
+        evaluate_s=evaluation_s(question),
+        bound="the cores are busy" if compute > 0.8 * choice.seconds else "loading is slower than training",
+        num_ranks=question.num_ranks,
+    )
+
+
+def _timed(question: Question, facts: macro_plan.Facts, works: Sequence[Work]) -> macro_plan.Facts:
+    """The facts with this machine's seconds in them."""
+    link, sparse = question.link, 1.0 if question.training.inputs.row_length is None else _SPARSE
+    compute = max(question.law.seconds(work.counts) for work in works)
+    machine, peers = question.machine, question.num_ranks - 1
+    sampled = max(work.nodes * machine.node_s + work.drawn * machine.edge_s for work in works)
+    return replace(
+        facts,
+        batch_cpu_s=sampled,
+        window_cpu_s=_WINDOW_S * facts.num_layers * peers,
+        latency_s=max(link.latency_s, link.busy_s),
+        bytes_per_s=link.bytes_per_s,
+        compute_s=(compute + question.step_s) * question.slowed,
+        row_cpu_s=sparse * facts.row_cpu_s,
+        is_sharing=question.crowding > 0.5,
+        crowding=max(1.0, question.crowding),
+    )
+
+
+def _memory(question: Question, flows: Flows, works: Sequence[Work]) -> Memory:
+    """Of the rank that holds most."""
+    hops = flows.num_hops
+    rank = int(flows.own[hops].rows.sum(1).argmax())
+    rows = [float(flows.own[hop].rows[rank].sum()) for hop in range(hops + 1)]
+    edges = [float(flows.own_edges[hop, rank].sum()) for hop in range(hops)]
+    held = part_bytes(question) + step_bytes(question, rows, edges, works[rank].loaded_bytes)
+    return Memory(
+        question.machine.process_bytes + held, question.machine.process_bytes + evaluation_bytes(question)
+    )
+
+
+def evaluation_s(question: Question) -> float:
+    """Layer by layer over all rows, forward alone: a third of a step on the full graph."""
+    training = question.training
+    each = Sizes(training.num_nodes, training.num_nodes, training.num_edges)
+    total: Counts = training.counts.of([each] * training.counts.num_layers)
+    return question.law.seconds(total) / 3 / question.num_ranks * question.slowed

@@ -1,0 +1,177 @@
+"""What ranks see of a graph before they train on it, told to one another: sizes of parts, rows that would cross, what
+mini-batches would move. The same on all of them, who look together: ranks that are there, or as many threads.
+
+    cut      rows and edges of every part, rows read between every two
+    layers   of a full graph: edges that each layer sums and rows that it brings, as strategy ``halo`` would lay them out
+    flows    of mini-batches: what one moves (``strategies/flows``), and how often rows come back (``macro_auto``)
+
+Legend: P ranks, L layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from polyhop.comm import Collective, run_in_threads
+from polyhop.comm.collective import is_summed_everywhere
+from polyhop.exchange import bucket_sizes, lay_out, layer_edges
+from polyhop.exchange.pool import pool_row_bytes
+from polyhop.forecast.training import Training
+from polyhop.graph import Graph, GraphFacts, Part, SharedGraph
+from polyhop.partition import Partition
+from polyhop.partition.cut import cut as cut_out
+from polyhop.strategies import macro_plan
+from polyhop.strategies.data_cost import account_gradients
+from polyhop.strategies.flows import Flows, gather_flows
+from polyhop.strategies.halo import Config
+from polyhop.strategies.halo_plan import Plan
+from polyhop.strategies.macro_auto import gather_facts
+from polyhop.strategies.part_step import included
+
+__all__ = ["Cut", "LayerCut", "Sight", "labelled", "look", "look_at"]
+
+_POOL_BYTES = 2 << 30  # of windows, unless the user says otherwise
+
+
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """Float64, of each part."""
+
+    nodes: Tensor  # [P]
+    edges: Tensor  # [P]: in-edges of own nodes
+    marginal_nodes: Tensor  # [P]: own nodes that read another part
+    marginal_edges: Tensor  # [P]: in-edges of those
+    halo: Tensor  # [P, P]: rows of part i that part j reads
+
+    @property
+    def num_parts(self) -> int:
+        return self.nodes.numel()
+
+    @property
+    def replicas(self) -> float:
+        """Rows that parts read of one another, per node."""
+        return float(self.halo.sum() / self.nodes.sum().clamp(min=1))
+
+
+@dataclass(frozen=True, eq=False)
+class LayerCut:
+    """One layer on the full graph: float64."""
+
+    edges: Tensor  # [P]: that it sums, of central rows
+    marginal_edges: Tensor  # [P]: of others, those of sums that leave with them
+    rows: Tensor  # [P, P]: that rank i sends to rank j, sums included
+
+
+@dataclass(frozen=True, eq=False)
+class Sight:
+    """All of it."""
+
+    cut: Cut
+    layers: Sequence[LayerCut] = ()  # of a full graph, input layer first
+    flows: Flows | None = None  # of mini-batches
+    windows: macro_plan.Facts | None = None
+
+
+def labelled(graph: Graph | SharedGraph) -> Tensor:
+    """int64: labelled train nodes; of a rank's share its own, by local row."""
+    split, y = graph.split, graph.y
+    if split is None or y is None:
+        return torch.empty(0, dtype=torch.int64)
+    return split.train if y.dim() == 2 else split.train[y[split.train] >= 0]
+
+
+def look_at(graph: Graph, partition: Partition, training: Training) -> Sight:
+    """Of a graph that is in memory, by as many threads as there are parts. Features are not looked at."""
+    graph = replace(graph, x=None)
+    found: list[Sight] = run_in_threads(partition.num_parts, _look_at, graph, partition, training)
+    return found[0]
+
+
+def _look_at(line: Collective, graph: Graph, partition: Partition, training: Training) -> Sight:
+    facts = GraphFacts(
+        graph.name,
+        graph.num_nodes,
+        graph.num_edges,
+        training.inputs.num_features,
+        graph.num_classes,
+        graph.metric,
+        {},
+    )
+    return look(line, SharedGraph(cut_out(graph, partition, line.rank), facts), training)
+
+
+def look(line: Collective, graph: SharedGraph, training: Training) -> Sight:
+    """All ranks call it together."""
+    part = graph.stored("a forecast")
+    cut, train_ids = _cut(part, line), labelled(graph)
+    if training.num_neighbors is None:
+        return Sight(cut, _layers(part, train_ids, training, line))
+    flows = gather_flows(
+        graph, train_ids, training.chance, training.num_neighbors, line, cache_bytes=training.cache_bytes
+    )
+    windows = None if line.num_ranks == 1 else _windows(graph, train_ids, training, line)
+    return Sight(cut, (), flows, windows)
+
+
+def _cut(part: Part, line: Collective) -> Cut:
+    ranks, n = line.num_ranks, part.num_nodes
+    degree = part.indptr.diff()
+    at = torch.repeat_interleave(torch.arange(n), degree)
+    is_marginal = torch.zeros(n, dtype=torch.bool)
+    is_marginal[at[part.indices >= n]] = True
+    read = torch.searchsorted(part.halo, part.bounds).diff()
+    own = torch.cat(
+        [
+            torch.tensor([n, part.indices.numel(), int(is_marginal.sum()), int(degree[is_marginal].sum())]),
+            read,
+        ]
+    ).double()
+    told = torch.stack(line.all_gather(own, kind="sizes", counts=[4 + ranks] * ranks))
+    return Cut(told[:, 0], told[:, 1], told[:, 2], told[:, 3], told[:, 4:].T.contiguous())
+
+
+def _layers(part: Part, train_ids: Tensor, training: Training, line: Collective) -> list[LayerCut]:
+    layout = lay_out(part)
+    plan = Plan.of(training.model, Config(), training.graph_sizes)
+    read = plan.read(layout.place[train_ids], layout.num_own)
+    found = []
+    for layer in layer_edges(layout, part, line, read, plan.sums):
+        central = int(layer.block.indptr[layout.num_central])
+        summed = 0 if layer.sums is None else layer.sums.indices.numel()
+        own = [central, layer.block.num_edges - central + summed, *layer.lists.leaving("forward")]
+        told = torch.stack(
+            line.all_gather(torch.tensor(own).double(), kind="sizes", counts=[len(own)] * line.num_ranks)
+        )
+        found.append(LayerCut(told[:, 0], told[:, 1], told[:, 2:]))
+    return found
+
+
+def _windows(graph: SharedGraph, train_ids: Tensor, training: Training, line: Collective) -> macro_plan.Facts:
+    fan_outs, inputs = training.num_neighbors, training.inputs
+    assert fan_outs is not None, "mini-batches have fan-outs"
+    part = graph.stored("a forecast")
+    start = torch.zeros(part.num_nodes, line.num_ranks, dtype=torch.float64)
+    start[train_ids, line.rank] = training.chance
+    sizes = bucket_sizes(training.weights)
+    width = inputs.num_features if inputs.row_length is None else 2 * round(inputs.row_length) + 2
+    return gather_facts(
+        included(part, start, fan_outs, line),
+        graph,
+        fan_outs,
+        training.layout,
+        line,
+        has_own=not inputs.are_read_in_place,
+        num_pinned=0,
+        num_steps=training.num_steps,
+        num_epochs=training.num_epochs,
+        pool_row_bytes=pool_row_bytes(training.layout, width, 4),
+        gradient_bytes=account_gradients(sizes, training.value_bytes, line.num_ranks, rank=0).total_bytes,
+        gradient_rounds=1 if is_summed_everywhere(max(sizes) * training.value_bytes, line.num_ranks) else 2,
+        memory_bytes=training.pool_bytes or _POOL_BYTES,
+        is_delta=True,
+        is_overlapped=training.prefetch > 0,
+    )

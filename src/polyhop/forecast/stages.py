@@ -1,0 +1,176 @@
+"""Forecasts of ``pipeline``: layers over ranks, chunks streaming through, alone or with several ways to a stage.
+
+The schedule that would run is played through (``pipeline_simulate``) with a time for every task, from the layers' counts on
+a chunk, and for every message, from its bytes. Ranks that outnumber cores can compute no faster than the cores: an epoch
+takes at least all computing over their number.
+
+    exact          one chunk to a way: a stage waits for the one before it
+    approximate    several chunks: history of those that come later, a sweep before every epoch where units are dropped
+
+Legend: S stages, D ways, P = S D ranks, K chunks, L layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from polyhop.errors import PolyhopError
+from polyhop.forecast.memory import evaluation_bytes, stage_bytes
+from polyhop.forecast.question import Question
+from polyhop.forecast.sight import Cut
+from polyhop.graph import Sizes
+from polyhop.nn.counts import walk
+from polyhop.nn.model import Model
+from polyhop.plan import Memory, Prediction
+from polyhop.strategies.pipeline_balance import balance
+from polyhop.strategies.pipeline_schedule import Layout, Task, fill_drain, split_ways
+from polyhop.strategies.pipeline_setup import checked_model, num_sweeps
+from polyhop.strategies.pipeline_simulate import simulate
+
+__all__ = ["predictions"]
+
+_FORWARD = 1 / 3  # of a layer's computing
+_CHUNKS_PER_RANK = (4, 8)
+_SPREAD = 0.5  # rows that parts read of one another grow with about this power of their number
+
+
+def predictions(question: Question) -> Iterator[Prediction]:
+    """Of every layout of the ranks that the model has layers for; none where its layers cannot be spread."""
+    try:
+        model = checked_model(question.training.model)
+    except PolyhopError:
+        return
+    cut = question.sight.cut
+    for stages in range(2, min(question.num_ranks, question.training.counts.num_layers) + 1):
+        if question.num_ranks % stages == 0:
+            layout = Layout(stages, question.num_ranks // stages)
+            yield _prediction(question, model, cut, layout, layout.num_ways, is_exact=True)
+            for times in _CHUNKS_PER_RANK:
+                yield _prediction(question, model, cut, layout, times * question.num_ranks, is_exact=False)
+
+
+@dataclass(frozen=True)
+class _Chunked:
+    """An epoch's pieces."""
+
+    layer_s: list[float]  # of each layer on one chunk, forward and backward
+    bounds: tuple[int, ...]
+    columns: list[int]  # that cross each boundary
+    chunk_rows: float
+
+
+def _prediction(
+    question: Question, model: Model, cut: Cut, layout: Layout, num_chunks: int, *, is_exact: bool
+) -> Prediction:
+    pieces = _pieces(question, model, cut, layout, num_chunks)
+    sweeps = 0 if is_exact else num_sweeps("auto", model, 1, has_past_gradients=False)
+    orders = split_ways(num_chunks, layout.num_ways)
+    schedule = fill_drain(layout, pieces.bounds, orders)
+    exchange = _exchange_s(question, cut, layout, pieces)
+    size = pieces.chunk_rows * question.training.value_bytes
+
+    def task_s(stage: int, task: Task) -> float:
+        share = _FORWARD if task.direction == "forward" else 1 - _FORWARD
+        layers = range(task.first, task.stop)
+        return sum(pieces.layer_s[at] * share + (exchange[at] if at else 0.0) for at in layers)
+
+    def message_s(stage: int, task: Task) -> float:
+        at = stage if task.direction == "forward" else stage - 1
+        return question.link.latency_s + size * pieces.columns[at] / question.link.bytes_per_s
+
+    played = simulate(schedule, task_s, message_s)
+    computing = num_chunks * sum(pieces.layer_s) * (1 + _FORWARD * sweeps)
+    at_least = computing * max(question.crowding, 1e-9) / question.num_ranks
+    seconds = max(played.seconds * (1 + _FORWARD * sweeps), at_least)
+    sent = _sent(question, cut, layout, pieces, sweeps)
+    process = question.machine.process_bytes
+    trained = stage_bytes(question, layout.num_stages, layout.num_ways, has_history=not is_exact)
+    options = {"stages": layout.num_stages, "chunks": num_chunks}
+    ways = f" of {layout.num_ways} ways" if layout.num_ways > 1 else ""
+    chunks = "one chunk a way" if is_exact else f"{num_chunks} chunks"
+    return Prediction(
+        strategy="pipeline",
+        options=options,
+        name=f"pipeline, {layout.num_stages} stages{ways}, {chunks}",
+        is_exact=is_exact,
+        epoch_s=seconds,
+        parts={
+            "compute": computing / question.num_ranks,
+            "wait": max(0.0, seconds - computing / question.num_ranks),
+        },
+        memory=Memory(process + trained, process + evaluation_bytes(question)),
+        sent=sent,
+        evaluate_s=question.slowed * computing / 3 / question.num_ranks,
+        bound="stages wait for one another" if played.idle_share > 0.4 else "the cores are busy",
+        num_ranks=question.num_ranks,
+    )
+
+
+def _pieces(question: Question, model: Model, cut: Cut, layout: Layout, num_chunks: int) -> _Chunked:
+    training = question.training
+    rows = training.num_nodes / num_chunks
+    edges = training.num_edges / num_chunks
+    grown = cut.replicas * (num_chunks / cut.num_parts) ** _SPREAD
+    others = rows * min(grown, training.num_edges / max(1, training.num_nodes))
+    sizes = Sizes(round(rows + others), round(rows), round(edges))
+    layer_s = [
+        question.law.seconds(layer.of(sizes, rows if at else None))
+        for at, layer in enumerate(question.training.counts.layers)
+    ]
+    around = question.training.counts.around(rows, question.training.num_train / num_chunks)
+    layer_s[-1] += question.law.seconds(around)
+    states = [
+        sum(_width(value) for value in each.state.values())
+        for each in walk(model, question.training.inputs.num_features)
+    ]
+    bounds = balance(layer_s, layout.num_stages, [float(width) for width in states])
+    columns = [states[stop - 1] for _, stop in pairwise(bounds)][:-1]
+    return _Chunked(layer_s, bounds, columns, rows)
+
+
+def _width(rows: object) -> int:
+    shape = rows.shape[1:] if hasattr(rows, "shape") else ()
+    found = 1
+    for each in shape:
+        found *= int(each)
+    return found
+
+
+def _exchange_s(question: Question, cut: Cut, layout: Layout, pieces: _Chunked) -> list[float]:
+    """Of each layer: rows that the ways of a stage read of each other, of one chunk each."""
+    if layout.num_ways == 1:
+        return [0.0] * len(pieces.layer_s)
+    share = cut.replicas * (layout.num_ways / cut.num_parts) ** _SPREAD
+    found = []
+    for layer in question.training.counts.layers:
+        size = (
+            pieces.chunk_rows
+            * share
+            * min(layer.in_columns, layer.mapped_columns)
+            * question.training.value_bytes
+        )
+        found.append(question.link.latency_s + size / question.link.bytes_per_s)
+    return found
+
+
+def _sent(question: Question, cut: Cut, layout: Layout, pieces: _Chunked, sweeps: int) -> dict[str, float]:
+    """Bytes of the rank that sends most: both directions of the widest boundary, and rows between ways."""
+    rows = question.training.num_nodes / layout.num_ways
+    inner = layout.num_stages > 2
+    boundary = max(pieces.columns) * rows * question.training.value_bytes * ((2 if inner else 1) + sweeps)
+    share = 0.0 if layout.num_ways == 1 else cut.replicas * (layout.num_ways / cut.num_parts) ** _SPREAD
+    widths = [min(layer.in_columns, layer.mapped_columns) for layer in question.training.counts.layers[1:]]
+    per_stage = sum(widths) / layout.num_stages
+    between = rows * share * per_stage * question.training.value_bytes * (2 + sweeps)
+    weights = (
+        2
+        * (layout.num_ways - 1)
+        * question.training.num_parameters
+        / layout.num_stages
+        * question.training.value_bytes
+        / layout.num_ways
+    )
+    sent = {"hidden": boundary + between}
+    return sent | ({"gradients": weights} if weights else {})

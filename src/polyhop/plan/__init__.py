@@ -1,0 +1,28 @@
+"""What training would take, before it runs: facts of machine, graph and model, and the search for a plan."""
+
+from polyhop.plan.law import Law, fit_law
+from polyhop.plan.machine import Link, Machine, load_machine, machine_file, save_machine
+from polyhop.plan.plan import PLAN_FILE, Plan, make_plan, read_plan
+from polyhop.plan.prediction import Memory, Prediction
+from polyhop.plan.search import Limits, Ranked, duration, rank, size
+
+__all__ = [
+    "PLAN_FILE",
+    "Law",
+    "Limits",
+    "Link",
+    "Machine",
+    "Memory",
+    "Plan",
+    "Prediction",
+    "Ranked",
+    "duration",
+    "fit_law",
+    "load_machine",
+    "machine_file",
+    "make_plan",
+    "rank",
+    "read_plan",
+    "save_machine",
+    "size",
+]

@@ -1,0 +1,164 @@
+"""Which prediction is taken: the fastest that keeps the limits; where none does, the nearest, with what would help."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polyhop.errors import ConfigError
+from polyhop.plan import Limits, Memory, Plan, Prediction, duration, make_plan, rank, read_plan, size
+
+
+def predicted(name: str, seconds: float, **more: Any) -> Prediction:
+    strategy, _, _ = name.partition(",")
+    memory = Memory(more.pop("memory", 1e9), more.pop("evaluation", 5e8))
+    given = {
+        "options": {},
+        "is_exact": True,
+        "parts": {"compute": seconds},
+        "memory": memory,
+        "bound": "the cores are busy",
+    }
+    return Prediction(strategy=strategy, name=name, epoch_s=seconds, **{**given, **more})
+
+
+HALO = predicted("halo", 2.0, sent={"hidden": 1e6})
+BITS = predicted("halo, 8 bits", 1.0, is_exact=False, options={"bits": 8})
+PIPE = predicted("pipeline", 3.0, memory=4e8, evaluation=3e8)
+ALL = [PIPE, BITS, HALO]
+
+
+def names(plan: Plan) -> list[str]:
+    return [each.prediction.name for each in plan.ranked]
+
+
+def test_the_fastest_exact_one_is_taken() -> None:
+    plan = make_plan(ALL, Limits(), 4)
+    assert names(plan) == ["halo", "pipeline", "halo, 8 bits"]
+    assert plan.fits
+    assert plan.ranked[2].why_not == ("approximate",)
+
+
+def test_approximate_ones_only_where_they_are_allowed() -> None:
+    assert make_plan(ALL, Limits(allows_approximate=True), 4).chosen is BITS
+
+
+def test_an_exact_one_that_is_as_fast_is_preferred() -> None:
+    near = predicted("split", 1.01)
+    assert make_plan([BITS, near], Limits(allows_approximate=True), 4).chosen is near
+
+
+def test_of_equals_the_one_that_needs_less_memory() -> None:
+    lean = predicted("data", 2.01, memory=1e8, evaluation=1e8)
+    assert make_plan([HALO, lean], Limits(), 4).chosen is lean
+
+
+def test_memory_is_kept() -> None:
+    plan = make_plan(ALL, Limits(memory_bytes=5e8), 4)
+    assert plan.chosen is PIPE
+    assert "needs 1.0 GB a rank, 500 MB given" in plan.ranked[1].why_not[0]
+
+
+def test_evaluation_counts_as_memory_too() -> None:
+    assert not make_plan(
+        [predicted("halo", 1.0, memory=1.0, evaluation=2e9)], Limits(memory_bytes=1e9), 2
+    ).fits
+
+
+def test_nothing_fits() -> None:
+    plan = make_plan(ALL, Limits(memory_bytes=1e8), 4)
+    assert not plan.fits
+    assert plan.chosen is PIPE, "the least over"
+    assert "nothing fits: the nearest is pipeline" in plan.advice[0]
+    assert any("--memory 400MB" in line for line in plan.advice)
+
+
+def test_what_would_fit_if_it_were_allowed_is_said() -> None:
+    tight = [predicted("halo", 9.0), predicted("halo, 8 bits", 1.0, is_exact=False)]
+    plan = make_plan(tight, Limits(seconds=200, num_epochs=100), 4)
+    assert not plan.fits
+    assert plan.chosen.name == "halo"
+    assert any("--allow-approximate: halo, 8 bits would fit" in line for line in plan.advice)
+
+
+def test_dollars_and_time_of_the_whole_run() -> None:
+    dear = predicted("halo", 1.0, dollars=0.2)
+    assert make_plan([dear], Limits(dollars=10, num_epochs=50), 2).fits
+    assert not make_plan([dear], Limits(dollars=9.9, num_epochs=50), 2).fits
+    assert not make_plan([dear], Limits(seconds=49, num_epochs=50), 2).fits
+    assert any(
+        "--budget 10.00" in line for line in make_plan([dear], Limits(dollars=1, num_epochs=50), 2).advice
+    )
+
+
+def test_a_strategy_that_was_asked_for_comes_first() -> None:
+    plan = make_plan(ALL, Limits(), 4, asked="pipeline")
+    assert names(plan) == ["pipeline", "halo", "halo, 8 bits"]
+    with pytest.raises(ConfigError, match=r"'split' cannot train .* these can: halo, pipeline"):
+        make_plan(ALL, Limits(), 4, asked="split")
+
+
+def test_no_predictions() -> None:
+    with pytest.raises(ConfigError, match="no strategy can train"):
+        rank([], Limits())
+
+
+def test_two_lines_say_why() -> None:
+    plan = make_plan(ALL, Limits(), 4, alone=predicted("single", 1.5))
+    assert plan.why == (
+        "halo: 2.0 s an epoch expected, the cores are busy; 1.0 GB a rank, 1.0 MB sent by a rank",
+        "next pipeline 3.0 s (1.5 x); one process with all cores 1.5 s",
+    )
+    assert plan.advice == ["one process would be faster here (1.5 s an epoch): leave out --workers"]
+
+
+times = st.floats(1e-6, 1e6)
+
+
+@given(st.lists(st.tuples(times, times, st.booleans()), min_size=1, max_size=12), times)
+def test_the_order_for_any_predictions(drawn: list[tuple[float, float, bool]], most: float) -> None:
+    found = [predicted(f"way, {at}", s, memory=m, is_exact=e) for at, (s, m, e) in enumerate(drawn)]
+    order = rank(found, Limits(memory_bytes=most))
+    assert {each.prediction.name for each in order} == {each.name for each in found}, "none is lost"
+    fits = [each.fits for each in order]
+    assert fits == sorted(fits, reverse=True), "those that fit come first"
+    for each in order:
+        assert each.fits == (each.prediction.is_exact and each.prediction.memory.most <= most)
+    best = min((each.prediction.epoch_s for each in order if each.fits), default=math.inf)
+    assert not order[0].fits or order[0].prediction.epoch_s <= 1.02 * best
+
+
+def test_json_and_back(tmp_path: Path) -> None:
+    plan = make_plan(ALL, Limits(memory_bytes=5e8), 4, assumed=[("host", "mine")], alone=HALO)
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(plan.to_json()))
+    again = read_plan(path)
+    assert again == plan
+    assert again.why == plan.why
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 99}', '{"version": 1, "ranked": 3}'])
+def test_files_that_are_no_plan(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"plan\.json"):
+        read_plan(path)
+    with pytest.raises(ConfigError, match="none"):
+        read_plan(tmp_path / "none")
+
+
+def test_words_for_sizes_and_times() -> None:
+    assert [size(n) for n in (5, 1500, 2e6, 3.25e9, 4e12)] == ["5 B", "1.5 kB", "2.0 MB", "3.2 GB", "4.0 TB"]
+    assert [duration(s) for s in (0.0123, 1.5, 42, 300, 7500)] == [
+        "12.3 ms",
+        "1.5 s",
+        "42 s",
+        "5.0 min",
+        "2 h 5 min",
+    ]
