@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from polyhop import __version__
-from polyhop.cli import bench, console, data, env, partition, plan, predict, train
+from polyhop.cli import bench, console, data, env, partition, plan, predict, report, train
 
 __all__ = ["app", "main"]
 
@@ -27,6 +27,7 @@ app.command("predict")(predict.command)
 app.command("data")(data.command)
 app.command("partition")(partition.command)
 app.command("plan")(plan.command)
+app.command("report")(report.command)
 app.command("env")(env.command)
 app.command("bench", context_settings={**_PLAIN, "ignore_unknown_options": True, "allow_extra_args": True})(
     bench.command
