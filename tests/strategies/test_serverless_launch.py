@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("zmq")
+
 from polyhop.errors import ConfigError, LaunchError, UnsupportedError
 from polyhop.strategies.serverless import Config
 from polyhop.strategies.serverless_launch import LAUNCHERS, Launching, _address_towards

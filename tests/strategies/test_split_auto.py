@@ -17,6 +17,7 @@ from polyhop.errors import ConfigError
 from polyhop.graph import Graph
 from polyhop.nn import GCNII, GraphSAGE
 from polyhop.partition import Partition, partition, share
+from polyhop.plan import Law
 from polyhop.strategies import Team, find, place, split_auto
 from polyhop.strategies.split_auto import Choice, choose, measure_rates
 from polyhop.strategies.split_choice import Rates
@@ -27,7 +28,7 @@ MakeGraph = Callable[..., Graph]
 Run = Callable[..., list[Any]]
 FAN_OUTS = [4, 3, 3]
 SEEDING = threading.Lock()
-RATES = Rates(1e7, 2e-4, 4e9, 3e9, 6e10, 2e-7, 5e-9, 1e-4, 3e-10)
+RATES = Rates(1e7, 2e-4, 4e9, Law(near_s=1 / 3e9, flop_s=1 / 6e10), 2e-7, 5e-9, 1e-4, 3e-10)
 
 
 def chosen(
