@@ -94,9 +94,20 @@ def models(features: int, classes: int) -> dict[str, Any]:
     }
 
 
+def one_way(graph: Graph) -> Graph:
+    """Only edges from lower ids: what a part sends is not what it reads."""
+    dst = torch.repeat_interleave(torch.arange(graph.num_nodes), graph.in_degree)
+    is_kept = graph.indices.long() < dst
+    degree = torch.zeros(graph.num_nodes + 1, dtype=torch.int64)
+    degree[1:] = torch.bincount(dst[is_kept], minlength=graph.num_nodes).cumsum(0)
+    return replace(graph, indptr=degree, indices=graph.indices[is_kept])
+
+
 @pytest.mark.parametrize("kind", ["gcn", "sage", "gat", "gcnii"])
-def test_bytes_of_the_full_graph_are_exact(graph: Graph, kind: str) -> None:
-    parts = partition(graph, 3, "hash")
+@pytest.mark.parametrize("is_directed", [False, True])
+def test_bytes_of_the_full_graph_are_exact(graph: Graph, kind: str, is_directed: bool) -> None:
+    graph = one_way(graph) if is_directed else graph
+    parts = partition(graph, 3, "block" if is_directed else "hash")
     make = models(graph.num_features, graph.num_classes)[kind]
     found = by_name(asked(graph, make(), parts))
     for name in ("halo", "halo, layers computed again", "halo, 8 bits"):
@@ -225,3 +236,20 @@ def test_features_are_not_looked_at(graph: Graph) -> None:
     )
     for given in (training, replace(training, num_neighbors=[3, 3])):
         assert look_at(replace(graph, x=Unread()), partition(graph, 2, "hash"), given).cut.num_parts == 2
+
+
+def test_rows_between_parts_are_those_that_one_reads_of_the_other(graph: Graph) -> None:
+    graph = one_way(graph)
+    parts = partition(graph, 3, "block")
+    model = GAT(24, 8, 2, out_channels=graph.num_classes, norm="batch")  # no sums, and every row is read
+    sight = asked(graph, model, parts).sight
+    dst = torch.repeat_interleave(torch.arange(graph.num_nodes), graph.in_degree)
+    src, owner = graph.indices.long(), parts.owner.long()
+    for sender in range(3):
+        for reader in range(3):
+            is_theirs = (owner[src] == sender) & (owner[dst] == reader)
+            count = torch.unique(src[is_theirs]).numel() if sender != reader else 0
+            assert sight.cut.halo[sender, reader] == count, (sender, reader)
+            assert all(layer.rows[sender, reader] == count for layer in sight.layers), (sender, reader)
+    assert sight.cut.halo[0, 2] > 0
+    assert sight.cut.halo[2, 0] == 0, "edges go one way"
