@@ -204,8 +204,16 @@ def measured_machine(tell: Tell) -> Machine:
         tell("measuring this host, once (polyhop env --calibrate does it again)")
         found = measure_cores()
         found = replace(found, message_s=1.5e-4, byte_s=3e-10, link=Link(1.5e9, 4e-4))
-        save_machine(found)
+        _keep(found, tell)
     return found
+
+
+def _keep(machine: Machine, tell: Tell) -> None:
+    """In the user's cache; where it cannot be written, plans are made all the same, and measured for anew."""
+    try:
+        save_machine(machine)
+    except ConfigError as error:
+        tell(f"what was measured is not kept: {error}")
 
 
 def strategies_taking(config: Config) -> list[str]:
@@ -244,7 +252,7 @@ def law_of(machine: Machine, training: Training, tell: Tell, *, keeps: bool) -> 
         machine = machine.with_law(kind, law)
         stored = load_machine() if keeps else None
         if stored is not None:
-            save_machine(stored.with_law(kind, law))
+            _keep(stored.with_law(kind, law), tell)
     return machine, machine.laws[kind]
 
 

@@ -55,7 +55,7 @@ def command(
         ),
     ] = True,
     memory: Annotated[
-        str | None, typer.Option(help="Of a rank, such as 8GB [default: this host's, shared by its ranks].")
+        str | None, typer.Option(help="Of a rank, such as 8GB [default: no limit].", show_default=False)
     ] = None,
     budget: Annotated[float | None, typer.Option(help="Dollars; with --servers those of an epoch.")] = None,
     deadline: Annotated[
@@ -159,7 +159,7 @@ def command(
             "cache": cache,
         },
         partitioner,
-        _limits(workers, exact=exact, memory=memory, budget=budget, deadline=deadline, epochs=epochs),
+        _limits(exact=exact, memory=memory, budget=budget, deadline=deadline, epochs=epochs),
         machine,
         None if link is None else _link(link, latency),
     )
@@ -189,7 +189,6 @@ def _fan_outs(given: str, layers: int) -> list[int] | None:
 
 
 def _limits(
-    workers: int,
     *,
     exact: bool,
     memory: str | None,
