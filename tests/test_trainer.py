@@ -21,6 +21,7 @@ import polyhop
 from polyhop.errors import CheckpointError, ConfigError, DivergedError, Interrupted, UnsupportedError
 from polyhop.graph import DenseFeatures, Graph
 from polyhop.nn import GAT, GCN, GCNII, GIN, DeepGCN, GraphSAGE, Stack
+from polyhop.plan import PLAN_FILE, read_plan
 from polyhop.train import checkpoint, config
 
 MakeGraph = Callable[..., Graph]
@@ -240,6 +241,7 @@ def test_what_a_run_leaves_behind(graph: Graph, tmp_path: Path) -> None:
         "trace-rank0.jsonl",
         "checkpoints",
         "model.safetensors",
+        "plan.json",
         "result.json",
     }
     assert json.loads((run / "config.json").read_text())["num_neighbors"] == [5, 3]
@@ -255,6 +257,29 @@ def test_what_a_run_leaves_behind(graph: Graph, tmp_path: Path) -> None:
     assert_same(load_file(run / "model.safetensors"), weights(model))
     assert all(path.name.startswith("step-") for path in (run / "checkpoints").iterdir())
     assert len(list((run / "checkpoints").iterdir())) in (2, 3)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_run_keeps_what_it_was_expected_to_take(graph: Graph, mode: str, tmp_path: Path) -> None:
+    found = {}
+    for foresee in (True, False):
+        model = model_of(graph)
+        trainer(run_dir=tmp_path / str(foresee), foresee=foresee, **MODES[mode]).fit(model, graph)
+        found[foresee] = weights(model)
+    plan = read_plan(tmp_path / "True" / PLAN_FILE)
+    assert (plan.asked, plan.chosen.strategy, plan.num_ranks) == ("single", "single", 1)
+    assert plan.chosen.epoch_s > 0
+    assert not (tmp_path / "False" / PLAN_FILE).exists()
+    assert_same(found[True], found[False])
+
+
+def test_what_is_not_foreseen_is_trained_all_the_same(graph: Graph, tmp_path: Path, capsys: Any) -> None:
+    given = {"aggregate_inputs": True, "progress": "plain", "max_epochs": 2, **MODES["mini-batch"]}
+    result = trainer(run_dir=tmp_path / "run", **given).fit(model_of(graph), graph)
+    assert result.epochs == 2
+    assert not (tmp_path / "run" / PLAN_FILE).exists()
+    said = capsys.readouterr()
+    assert "'single' is not foreseen with aggregate_inputs" in said.out + said.err
 
 
 def test_automatic_folder(graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,12 +23,15 @@ from polyhop.forecast import (
     Question,
     Sight,
     Training,
+    check_foreseen,
     labelled,
     look,
     look_at,
+    of_given,
     predictions,
 )
 from polyhop.graph import Graph, MatrixFeatures, SharedGraph, SparseFeatures
+from polyhop.nn.counts import count_model
 from polyhop.partition import Partition
 from polyhop.plan import (
     Law,
@@ -80,6 +83,8 @@ _FOR_ALL = {
 }
 _FOR_ALL |= {"labor_dependence", "feature_dtype", "num_workers", "spill_dir", "cache_bytes", "memory_bytes"}
 
+_ALSO = {"split_groups", "device_cache"}  # as the trainer names what sets a way apart
+
 Tell = Callable[[str], None]
 
 
@@ -91,6 +96,9 @@ class PlanOptions:
     machine: Machine | None = None  # None: as measured on this host, now if it was not yet
     link: Link | None = None  # between ranks; None: as measured
     tell: Tell = lambda text: None  # what takes long
+    is_given: bool = (
+        False  # the strategy trains with its options as they are: nothing is chosen, one way foreseen
+    )
 
 
 def inputs_of(graph: Graph | SharedGraph) -> Inputs:
@@ -114,6 +122,12 @@ def unread_inputs(sizes: GraphSizes) -> Inputs:
 def training_of(
     model: nn.Module, graph: Graph | SharedGraph, config: Config, inputs: Inputs, num_train: int
 ) -> Training:
+    fan_outs, layers = config.num_neighbors, count_model(model, inputs.num_features, inputs.row_length)
+    if fan_outs is not None and len(fan_outs) != layers.num_layers:
+        raise ConfigError(
+            f"num_neighbors={list(fan_outs)} for a model of {layers.num_layers} layers: expected one fan-out per layer, "
+            "from the seeds outward (-1 = all)"
+        )
     weight = graph.edge_weight if isinstance(graph, Graph) else graph.part.edge_weight
     loops = graph.loop_weight if isinstance(graph, Graph) else graph.part.loop_weight
     return Training(
@@ -144,6 +158,8 @@ def plan_graph(
     inputs: Inputs | None = None,
 ) -> Plan:
     """For as many ranks as the partition has parts, on hosts like this one."""
+    if options.is_given:
+        check_foreseen(config.strategy, _own_options(config))
     known = inputs or inputs_of(graph)
     training = training_of(model, graph, config, known, labelled(graph).numel())
     machine = options.machine or measured_machine(options.tell)
@@ -166,19 +182,27 @@ def plan_together(
     model: nn.Module, graph: SharedGraph, config: Config, line: Collective, options: PlanOptions
 ) -> Plan:
     """The same plan on all ranks, which call it together."""
+    if options.is_given:
+        check_foreseen(config.strategy, _own_options(config))
     num_train = int(line.all_reduce(torch.tensor([float(labelled(graph).numel())]), kind="sizes"))
     training = training_of(model, graph, config, _agreed(inputs_of(graph), graph, line), num_train)
     link, message_s, byte_s = measure_messages(line)
     sight, crowding = look(line, graph, training), ranks_to_a_core(line)
-    made: Plan | None = None
+    made: dict[str, Any] | None = None
     machine = options.machine or _known_machine(line, options.tell)
     machine = replace(machine, message_s=message_s, byte_s=byte_s)
     # All ranks time steps at once, as they will train at once; rank 0's times count.
     machine, law = law_of(machine, training, options.tell, keeps=options.machine is None and line.rank == 0)
     if line.rank == 0:
         question = Question(training, sight, line.num_ranks, machine, options.link or link, law, crowding)
-        made = _plan(question, config, options)
-    return Plan.from_json(share_value(None if made is None else made.to_json(), line))
+        try:
+            made = {"plan": _plan(question, config, options).to_json()}
+        except ConfigError as error:
+            made = {"error": str(error)}
+    told = share_value(made, line)
+    if "error" in told:
+        raise ConfigError(told["error"])
+    return Plan.from_json(told["plan"])
 
 
 def _agreed(inputs: Inputs, graph: SharedGraph, line: Collective) -> Inputs:
@@ -272,19 +296,29 @@ def kind_of(training: Training) -> str:
 
 
 def _plan(question: Question, config: Config, options: PlanOptions) -> Plan:
-    taking = strategies_taking(config)
-    found = [
-        corrected(each, question.machine.past) for each in predictions(question) if each.strategy in taking
-    ]
-    asked = config.strategy
+    taking, past = strategies_taking(config), question.machine.past
+    found = [corrected(each, past) for each in predictions(question) if each.strategy in taking]
+    if options.is_given:
+        way = corrected(of_given(question, config.strategy, _own_options(config)), past)
+        found = [way, *(each for each in found if each.strategy != config.strategy)]
     return make_plan(
         found,
         options.limits,
         question.num_ranks,
-        asked=asked,
+        asked=config.strategy,
         assumed=_assumed(question),
         alone=_alone(question),
     )
+
+
+def _own_options(config: Config) -> dict[str, Any]:
+    """Those of the strategy that are not left as they are, as forecasts name them."""
+    known = {each.name for each in fields(STRATEGIES[config.strategy].Config)} - _FOR_ALL
+    own = [each for each in fields(config) if each.name in known or each.name in _ALSO]
+    given = {
+        each.name: getattr(config, each.name) for each in own if getattr(config, each.name) != each.default
+    }
+    return given | ({"cache": config.cache_bytes} if config.cache_bytes else {})
 
 
 def learn_from(plan: Plan, epoch_seconds: Sequence[float]) -> None:

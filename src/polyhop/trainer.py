@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from polyhop import strategies
 from polyhop.comm import Collective
-from polyhop.errors import ConfigError, PartitionError
+from polyhop.errors import ConfigError, PartitionError, PolyhopError
 from polyhop.graph import DiskFeatures, Graph, Part, SharedGraph, fingerprint_graph, in_feature_store
 from polyhop.kernels import kept_memory
 from polyhop.partition import Partition, default_method
@@ -108,8 +108,28 @@ class Trainer(Config):
             warnings.simplefilter("ignore", UserWarning)  # said when this trainer was made
             return replace(self, strategy=strategy, **options)
 
+    def _foreseen(self, model: nn.Module, graph: Graph | SharedGraph, line: Collective | None) -> Plan | None:
+        """Of a run whose strategy is given, to compare it with; None where nobody will, or where it is not foreseen."""
+        is_kept = self.foresee and self.run_dir is not None
+        if not (is_kept if line is None else together.share_value(is_kept, line)):
+            return None
+        kept = self._kept_plan(line)
+        if kept is not None or self.resume is not None:
+            return kept
+        try:
+            return self._made_plan(model, graph, line, is_given=True)
+        except PolyhopError as error:
+            if _is_first(line) and self.progress not in ("none", "json"):
+                _say(f"no plan is kept: {error}")
+            return None
+
     def _made_plan(
-        self, model: nn.Module, graph: Graph | SharedGraph, line: Collective | None
+        self,
+        model: nn.Module,
+        graph: Graph | SharedGraph,
+        line: Collective | None,
+        *,
+        is_given: bool = False,
     ) -> Plan | None:
         """None where edges are computed when they are read: there is nothing to look at."""
         if isinstance(graph, SharedGraph) and not isinstance(graph.part, Part):
@@ -119,7 +139,7 @@ class Trainer(Config):
         model.to(placement.device, placement.dtype)
         limits = Limits(self.allow_approximate, num_epochs=max(1, self.max_epochs))
         is_told = _is_first(line) and self.progress not in ("none", "json")
-        options = PlanOptions(limits, tell=_say if is_told else lambda text: None)
+        options = PlanOptions(limits, tell=_say if is_told else lambda text: None, is_given=is_given)
         if isinstance(graph, Graph) and line is None:
             return self.plan(model, graph, options=options)
         if isinstance(graph, Graph) or line is None:
@@ -179,6 +199,7 @@ class Trainer(Config):
             run.notes += getattr(step, "notes", [])
             run.notes += [] if judge.has("val") or judge.has("test") else [_NOTHING_TO_JUDGE]
             run.resume()
+            plan = plan or self._foreseen(model, graph, line)
             if plan is not None and folder is not None:
                 folder.write_plan(plan.to_json())
             if line is not None:
@@ -198,7 +219,10 @@ class Trainer(Config):
                 self.split_groups,
             )
             if plan is not None:
-                facts |= {"plan": plan.why[0], "instead": plan.why[1]}
+                is_chosen = plan.asked == "auto"
+                facts |= (
+                    {"plan": plan.why[0], "instead": plan.why[1]} if is_chosen else {"foreseen": plan.why[0]}
+                )
             shown.start(facts, self.max_epochs)
             stack.enter_context(_own_random_state(placement.device))
             stack.enter_context(kept_memory())

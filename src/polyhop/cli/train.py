@@ -115,6 +115,14 @@ def command(
             rich_help_panel="Ranks",
         ),
     ] = None,
+    foresee: Annotated[
+        bool,
+        typer.Option(
+            "--foresee/--no-foresee",
+            help="Keep what the run was expected to take, for 'polyhop report' (measures this host, once).",
+            rich_help_panel="Run",
+        ),
+    ] = True,
     allow_approximate: Annotated[
         bool,
         typer.Option(
@@ -588,6 +596,7 @@ def command(
         "edge_functions": edge_functions,
         "exact_layers": exact_layers,
         "allow_approximate": allow_approximate,
+        "foresee": foresee,
         "memory": memory,
     }
     from polyhop.launch import Launch, is_rank_process

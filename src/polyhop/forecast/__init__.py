@@ -5,12 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from polyhop.forecast import batches, servers, stages, whole
+from polyhop.forecast.given import check_foreseen, of_given
 from polyhop.forecast.question import Question
 from polyhop.forecast.sight import Sight, labelled, look, look_at
 from polyhop.forecast.training import Inputs, Training
 from polyhop.plan import Prediction
 
-__all__ = ["Inputs", "Question", "Sight", "Training", "labelled", "look", "look_at", "predictions"]
+__all__ = [
+    "Inputs",
+    "Question",
+    "Sight",
+    "Training",
+    "check_foreseen",
+    "labelled",
+    "look",
+    "look_at",
+    "of_given",
+    "predictions",
+]
 
 
 def predictions(question: Question) -> Iterator[Prediction]:

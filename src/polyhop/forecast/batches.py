@@ -25,7 +25,7 @@ from polyhop.strategies.shape import Shape
 from polyhop.strategies.split_choice import Rates, Seconds, expected, seconds, variants
 from polyhop.strategies.work import Variant, Work
 
-__all__ = ["evaluation_s", "predictions"]
+__all__ = ["evaluation_s", "of_windows", "predictions"]
 
 _MESSAGE_S = 0.25e-3  # of what ranks do for a message beside sending it
 _SPARSE = 6.0  # times as long to put together a byte of sparse rows
@@ -51,12 +51,22 @@ def predictions(question: Question) -> Iterator[Prediction]:
         by_columns=shape.push is not None and not question.training.inputs.row_length,
     )
     for variant in among:
-        works = _works(question, flows, shape, variant)
-        taken = seconds(_with_ends(question, works), rates)
-        options = _trainer_options(variant.options(question.training.cache_bytes))
-        memory = _memory(question, flows, works)
-        yield _prediction(question, variant.strategy, str(variant), options, taken, works, memory)
+        yield _of_variant(question, flows, shape, rates, variant)
     yield _macro(question, flows, shape)
+
+
+def of_windows(question: Question, num_batches: int) -> Prediction:
+    """``macro`` with windows of so many mini-batches."""
+    assert question.sight.flows is not None, "ranks have looked at mini-batches"
+    return _macro(question, question.sight.flows, _shape(question), num_batches)
+
+
+def _of_variant(question: Question, flows: Flows, shape: Shape, rates: Rates, variant: Variant) -> Prediction:
+    works = _works(question, flows, shape, variant)
+    taken = seconds(_with_ends(question, works), rates)
+    options = _trainer_options(variant.options(question.training.cache_bytes))
+    memory = _memory(question, flows, works)
+    return _prediction(question, variant.strategy, str(variant), options, taken, works, memory)
 
 
 def _works(question: Question, flows: Flows, shape: Shape, variant: Variant) -> list[Work]:
@@ -157,12 +167,12 @@ def _single(question: Question, flows: Flows, shape: Shape, rates: Rates) -> Pre
     return _prediction(question, "single", "single", {}, taken, works, memory)
 
 
-def _macro(question: Question, flows: Flows, shape: Shape) -> Prediction:
-    """Windows of the number of mini-batches that is expected to be fastest."""
+def _macro(question: Question, flows: Flows, shape: Shape, num_batches: int | None = None) -> Prediction:
+    """Windows of so many mini-batches, or of the number that is expected to be fastest."""
     assert question.sight.windows is not None
     data = _works(question, flows, shape, Variant("data"))
     facts = _timed(question, question.sight.windows, _with_ends(question, data))
-    choice = macro_plan.choose(facts)
+    choice = macro_plan.choose(facts) if num_batches is None else macro_plan.choice_of(facts, num_batches)
     steps = question.training.num_batches
     compute, loading = facts.compute_s * steps, max(0.0, choice.seconds - facts.compute_s * steps)
     busiest = max(data, key=lambda work: work.cost.total_bytes)
@@ -207,7 +217,7 @@ def _timed(question: Question, facts: macro_plan.Facts, works: Sequence[Work]) -
 def _memory(question: Question, flows: Flows, works: Sequence[Work]) -> Memory:
     """Of the rank that holds most."""
     hops = flows.num_hops
-    rank = int(flows.own[hops].rows.sum(1).argmax())
+    rank = 0 if flows.is_alike else int(flows.own[hops].rows.sum(1).argmax())
     rows = [float(flows.own[hop].rows[rank].sum()) for hop in range(hops + 1)]
     edges = [float(flows.own_edges[hop, rank].sum()) for hop in range(hops)]
     held = part_bytes(question) + step_bytes(question, rows, edges, works[rank].loaded_bytes)

@@ -29,7 +29,9 @@ _TASK_S = 0.4e-3  # of a task, both ends
 _INTERVALS, _FUNCTIONS = 16, 2
 
 
-def predictions(question: Question) -> Iterator[Prediction]:
+def predictions(
+    question: Question, num_functions: int = _FUNCTIONS, num_intervals: int = _INTERVALS
+) -> Iterator[Prediction]:
     """Exact, in the order of layers; none for models that functions have no pieces of."""
     if type(question.training.model) not in (GCN, GraphSAGE, GAT):
         return
@@ -44,9 +46,9 @@ def predictions(question: Question) -> Iterator[Prediction]:
     widths = [layer.in_columns + layer.out_columns for layer in training.counts.layers]
     inputs = training.counts.layers[0].in_columns if training.inputs.row_length is None else 0
     moved = 2.0 * nodes * training.value_bytes * (sum(widths) - training.counts.layers[0].in_columns + inputs)
-    tasks = 2.0 * _INTERVALS * (training.counts.num_layers + 1)
+    tasks = 2.0 * num_intervals * (training.counts.num_layers + 1)
     busy = computing + 2 * _SEAL_S * moved + tasks * _TASK_S
-    processes = question.crowding * (1 + _FUNCTIONS)
+    processes = question.crowding * (1 + num_functions)
     seconds = busy * max(1.0, question.crowding) if processes > 1 else busy / 2
     rows = float(cut.halo[:, rank].sum()) * sum(layer.out_columns for layer in training.counts.layers[:-1])
     crossing = 2 * rows * training.value_bytes
@@ -55,8 +57,8 @@ def predictions(question: Question) -> Iterator[Prediction]:
     held = process + whole_bytes(question, cut)
     yield Prediction(
         strategy="serverless",
-        options={"functions": _FUNCTIONS, "intervals": _INTERVALS},
-        name=f"serverless, {_FUNCTIONS} functions a rank",
+        options={"functions": num_functions, "intervals": num_intervals},
+        name=f"serverless, {num_functions} functions a rank",
         is_exact=True,
         epoch_s=seconds + wait,
         parts={"compute": seconds, "wait": wait},

@@ -29,7 +29,7 @@ from polyhop.strategies.pipeline_schedule import Layout, Task, fill_drain, split
 from polyhop.strategies.pipeline_setup import checked_model, num_sweeps
 from polyhop.strategies.pipeline_simulate import simulate
 
-__all__ = ["predictions"]
+__all__ = ["of_layout", "predictions"]
 
 _FORWARD = 1 / 3  # of a layer's computing
 _CHUNKS_PER_RANK = (4, 8)
@@ -46,9 +46,23 @@ def predictions(question: Question) -> Iterator[Prediction]:
     for stages in range(2, min(question.num_ranks, question.training.counts.num_layers) + 1):
         if question.num_ranks % stages == 0:
             layout = Layout(stages, question.num_ranks // stages)
-            yield _prediction(question, model, cut, layout, layout.num_ways, is_exact=True)
+            yield _prediction(question, model, cut, layout, layout.num_ways)
             for times in _CHUNKS_PER_RANK:
-                yield _prediction(question, model, cut, layout, times * question.num_ranks, is_exact=False)
+                yield _prediction(question, model, cut, layout, times * question.num_ranks)
+
+
+def of_layout(question: Question, num_stages: int, num_chunks: int) -> Prediction | None:
+    """One layout; None where the ranks or the model's layers cannot be spread so."""
+    try:
+        model = checked_model(question.training.model)
+    except PolyhopError:
+        return None
+    if question.num_ranks % num_stages or num_stages > question.training.counts.num_layers:
+        return None
+    layout = Layout(num_stages, question.num_ranks // num_stages)
+    if num_chunks < layout.num_ways:
+        return None
+    return _prediction(question, model, question.sight.cut, layout, num_chunks)
 
 
 @dataclass(frozen=True)
@@ -61,13 +75,15 @@ class _Chunked:
     chunk_rows: float
 
 
-def _prediction(
-    question: Question, model: Model, cut: Cut, layout: Layout, num_chunks: int, *, is_exact: bool
-) -> Prediction:
+def _prediction(question: Question, model: Model, cut: Cut, layout: Layout, num_chunks: int) -> Prediction:
+    is_exact = num_chunks == layout.num_ways
     pieces = _pieces(question, model, cut, layout, num_chunks)
     sweeps = 0 if is_exact else num_sweeps("auto", model, 1, has_past_gradients=False)
-    orders = split_ways(num_chunks, layout.num_ways)
-    schedule = fill_drain(layout, pieces.bounds, orders)
+    # Ways with as many chunks each do the same at the same time: one is played for all.
+    played_ways = layout.num_ways if num_chunks % layout.num_ways else 1
+    orders = split_ways(num_chunks * played_ways // layout.num_ways, played_ways)
+    schedule = fill_drain(Layout(layout.num_stages, played_ways), pieces.bounds, orders)
+    boundaries = [question.boundary(layout, at) for at in range(layout.num_stages - 1)]
     exchange = _exchange_s(question, cut, layout, pieces)
     size = pieces.chunk_rows * question.training.value_bytes
 
@@ -78,7 +94,7 @@ def _prediction(
 
     def message_s(stage: int, task: Task) -> float:
         at = stage if task.direction == "forward" else stage - 1
-        return question.link.latency_s + size * pieces.columns[at] / question.link.bytes_per_s
+        return boundaries[at].latency_s + size * pieces.columns[at] / boundaries[at].bytes_per_s
 
     played = simulate(schedule, task_s, message_s)
     computing = num_chunks * sum(pieces.layer_s) * (1 + _FORWARD * sweeps)
@@ -143,7 +159,7 @@ def _exchange_s(question: Question, cut: Cut, layout: Layout, pieces: _Chunked) 
     if layout.num_ways == 1:
         return [0.0] * len(pieces.layer_s)
     share = cut.replicas * (layout.num_ways / cut.num_parts) ** _SPREAD
-    found = []
+    found, link = [], question.inside_stage(layout)
     for layer in question.training.counts.layers:
         size = (
             pieces.chunk_rows
@@ -151,7 +167,7 @@ def _exchange_s(question: Question, cut: Cut, layout: Layout, pieces: _Chunked) 
             * min(layer.in_columns, layer.mapped_columns)
             * question.training.value_bytes
         )
-        found.append(question.link.latency_s + size / question.link.bytes_per_s)
+        found.append(link.latency_s + size / link.bytes_per_s)
     return found
 
 

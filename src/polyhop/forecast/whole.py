@@ -13,7 +13,7 @@ Legend: P ranks, L layers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,14 +32,16 @@ from polyhop.strategies.halo import Config
 from polyhop.strategies.halo_estimate import facts_of_rows
 from polyhop.strategies.halo_plan import Plan
 
-__all__ = ["halo_predictions", "single_prediction"]
+__all__ = ["halo_prediction", "halo_predictions", "single_prediction"]
 
 _FORWARD = 1 / 3  # of a layer's computing
-_APPROXIMATE: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("8 bits", {"bits": 8}),
-    ("4 bits", {"bits": 4}),
-    ("adaptive bits", {"bits": "adaptive"}),
-    ("stale", {"halo": "stale"}),
+_WAYS: tuple[dict[str, Any], ...] = (
+    {},
+    {"recompute": True},
+    {"bits": 8},
+    {"bits": 4},
+    {"bits": "adaptive"},
+    {"halo": "stale"},
 )
 
 
@@ -65,30 +67,29 @@ def single_prediction(question: Question) -> Prediction:
 
 def halo_predictions(question: Question) -> Iterator[Prediction]:
     """Exact; with layers computed again, for memory; approximate ways."""
-    yield _prediction(question, "halo", {}, is_exact=True)
-    yield _prediction(question, "halo, layers computed again", {"recompute": True}, is_exact=True)
-    for name, options in _APPROXIMATE:
-        yield _prediction(question, f"halo, {name}", options, is_exact=False)
+    for options in _WAYS:
+        yield halo_prediction(question, options)
 
 
-def _prediction(question: Question, name: str, options: dict[str, Any], *, is_exact: bool) -> Prediction:
+def halo_prediction(question: Question, options: Mapping[str, Any]) -> Prediction:
+    """``options``: of ``bits``, ``halo`` (exact or stale), ``recompute`` and ``overlap`` those that are not as usual."""
     training, config = question.training, Config(**options)
     plan = Plan.of(training.model, config, training.graph_sizes)
     rows = [
         layer.rows if seen.columns else layer.rows * 0
         for layer, seen in zip(question.sight.layers, plan.seen, strict=True)
     ]
-    facts = facts_of_rows(training.model, config, plan, rows)
-    costs = [halo_cost.estimate(facts, rank) for rank in range(question.num_ranks)]
+    facts = facts_of_rows(training.model, config, plan, rows, is_alike=question.sight.is_alike)
+    costs = [halo_cost.estimate(facts, rank) for rank in question.ranks]
     found = _epoch(question, plan, facts, config)
     process = question.machine.process_bytes
     trained = whole_bytes(question, question.sight.cut, recompute=config.recompute)
     parts = {"compute": found.compute_s, "wait": found.wait_s, "quantise": found.quantise_s}
     return Prediction(
         strategy="halo",
-        options=options,
-        name=name,
-        is_exact=is_exact,
+        options=dict(options),
+        name=_name(config),
+        is_exact=config.bits == 32 and config.halo == "exact",
         epoch_s=found.total_s,
         parts={part: value for part, value in parts.items() if value},
         memory=Memory(process + trained, process + evaluation_bytes(question)),
@@ -97,6 +98,17 @@ def _prediction(question: Question, name: str, options: dict[str, Any], *, is_ex
         bound="the links are busy" if found.wait_s > found.compute_s else "the cores are busy",
         num_ranks=question.num_ranks,
     )
+
+
+def _name(config: Config) -> str:
+    """What sets it apart."""
+    told = ["halo"]
+    if config.bits != 32:
+        told.append(f"{config.bits} bits")
+    told += [] if config.halo == "exact" else [config.halo]
+    told += ["layers computed again"] if config.recompute else []
+    told += [] if config.overlap else ["nothing hidden"]
+    return ", ".join(told)
 
 
 @dataclass(frozen=True)
@@ -122,7 +134,7 @@ def _epoch(question: Question, plan: Plan, facts: halo_cost.Facts, config: Confi
     training, cut = question.training, question.sight.cut
     around = training.counts.around(float(cut.nodes.max()), training.num_train / cut.num_parts)
     total = _Epoch(compute_s=question.slowed * (question.step_s + question.law.seconds(around)))
-    messages = [halo_cost.expected(facts, rank) for rank in range(cut.num_parts)]
+    messages = [halo_cost.expected(facts, rank) for rank in question.ranks]
     is_summed = bool(plan.num_plain) and training.inputs.row_length is None and _sums_once(training.model)
     for at, (counts, layer) in enumerate(zip(training.counts.layers, question.sight.layers, strict=True)):
         computing = _computing(question, counts, layer, at, has_edges=not (is_summed and at == 0))
@@ -142,7 +154,7 @@ def _computing(
 ) -> list[tuple[float, float]]:
     """(central, marginal) seconds of each rank, forward and backward, alone on its core."""
     found, cut = [], question.sight.cut
-    for rank in range(cut.num_parts):
+    for rank in question.ranks:
         nodes, halo = float(cut.nodes[rank]), float(layer.rows[:, rank].sum())
         edges = float(layer.edges[rank] + layer.marginal_edges[rank]) if has_edges else 0.0
         sizes = Sizes(round(nodes + halo), round(nodes), round(edges))

@@ -33,6 +33,7 @@ __all__ = [
     "Facts",
     "Measured",
     "candidates",
+    "choice_of",
     "choose",
     "fits",
     "memory",
@@ -171,7 +172,7 @@ def choose(facts: Facts) -> Choice:
             times = {k: seconds(given, k) for k in fitting}
             best = min(times.values())
             k = next(k for k in fitting if times[k] <= _NEAR * best)
-            return _choice(given, k)
+            return choice_of(given, k)
     needed = memory(replace(facts, is_overlapped=False), 1)
     given_bytes = min(facts.memory_bytes, (facts.slots or math.inf) * facts.pool_row_bytes)
     raise ConfigError(
@@ -334,7 +335,8 @@ def _period(facts: Facts, k: int, next_k: int, new: float) -> float:
 # The line for the user
 
 
-def _choice(facts: Facts, k: int) -> Choice:
+def choice_of(facts: Facts, k: int) -> Choice:
+    """Windows of ``k``, whatever others would take."""
     pool = slots(facts, k)
     used = pool * facts.pool_row_bytes + _blocks(facts, k) + _moving(facts, k)
     if facts.slots is None:
