@@ -40,6 +40,8 @@ def asked(fan_outs: list[int] | None = None, **more: Any) -> Question:
         ("halo", {"bits": 8}, "halo, 8 bits"),
         ("halo", {"bits": 2, "recompute": True}, "halo, 2 bits, layers computed again"),
         ("halo", {"overlap": False}, "halo, nothing hidden"),
+        ("halo", {"naive_halo": True}, "halo, sends everything"),
+        ("halo", {"halo_sums": False}, "halo, no sums"),
         ("pipeline", {}, "pipeline, 4 stages, 16 chunks"),
         ("pipeline", {"stages": 2, "chunks": 12}, "pipeline, 2 stages of 2 ways, 12 chunks"),
         ("pipeline", {"stages": 2, "chunks": 2}, "pipeline, 2 stages of 2 ways, one chunk a way"),
@@ -79,6 +81,9 @@ def test_a_cache_that_is_given_is_used() -> None:
 def test_what_takes_longer_is_foreseen_to() -> None:
     question = asked()
     assert of_given(question, "halo", {"overlap": False}).epoch_s > of_given(question, "halo", {}).epoch_s
+    naive, plain = of_given(question, "halo", {"naive_halo": True}), of_given(question, "halo", {})
+    assert naive.epoch_s > plain.epoch_s
+    assert naive.sent_bytes > of_given(question, "halo", {"halo_sums": False}).sent_bytes > plain.sent_bytes
     exact = of_given(question, "pipeline", {"chunks": 1})
     assert exact.is_exact
     assert (
@@ -88,7 +93,7 @@ def test_what_takes_longer_is_foreseen_to() -> None:
 
 @pytest.mark.parametrize(
     ("strategy", "given"),
-    [("halo", {"naive_halo": True}), ("pipeline", {"bits": 8}), ("data", {"per_minibatch_rpc": True})],
+    [("halo", {"halo_share": 0.2}), ("pipeline", {"bits": 8}), ("data", {"per_minibatch_rpc": True})],
 )
 def test_what_no_forecast_knows_is_refused(strategy: str, given: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"{strategy}.*is not foreseen with {next(iter(given))}"):

@@ -21,7 +21,7 @@ FORESEEN: Mapping[str, frozenset[str]] = {
     "macro": frozenset({"cache", "macro"}),
     "split": frozenset({"cache", "split_depth"}),
     "pushpull": frozenset(),
-    "halo": frozenset({"bits", "halo", "recompute", "overlap"}),
+    "halo": frozenset({"bits", "halo", "halo_sums", "naive_halo", "overlap", "recompute"}),
     "pipeline": frozenset({"stages", "chunks"}),
     "serverless": frozenset({"functions", "intervals"}),
 }

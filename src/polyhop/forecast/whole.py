@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from polyhop.errors import UnsupportedError
 from polyhop.forecast.memory import evaluation_bytes, whole_bytes
@@ -72,13 +72,10 @@ def halo_predictions(question: Question) -> Iterator[Prediction]:
 
 
 def halo_prediction(question: Question, options: Mapping[str, Any]) -> Prediction:
-    """``options``: of ``bits``, ``halo`` (exact or stale), ``recompute`` and ``overlap`` those that are not as usual."""
+    """``options``: those that are not as usual, of those that ``given.FORESEEN`` has."""
     training, config = question.training, Config(**options)
     plan = Plan.of(training.model, config, training.graph_sizes)
-    rows = [
-        layer.rows if seen.columns else layer.rows * 0
-        for layer, seen in zip(question.sight.layers, plan.seen, strict=True)
-    ]
+    rows = _rows(question, config, plan)
     facts = facts_of_rows(training.model, config, plan, rows, is_alike=question.sight.is_alike)
     costs = [halo_cost.estimate(facts, rank) for rank in question.ranks]
     found = _epoch(question, plan, facts, config)
@@ -100,6 +97,15 @@ def halo_prediction(question: Question, options: Mapping[str, Any]) -> Predictio
     )
 
 
+def _rows(question: Question, config: Config, plan: Plan) -> list[Tensor]:
+    """float64 [P, P] of each layer: that rank i sends to rank j. Without sums all that parts read of one another."""
+    whole = question.sight.cut.halo if config.naive_halo or not config.halo_sums else None
+    return [
+        (layer.rows if whole is None else whole) * bool(seen.columns)
+        for layer, seen in zip(question.sight.layers, plan.seen, strict=True)
+    ]
+
+
 def _name(config: Config) -> str:
     """What sets it apart."""
     told = ["halo"]
@@ -107,6 +113,7 @@ def _name(config: Config) -> str:
         told.append(f"{config.bits} bits")
     told += [] if config.halo == "exact" else [config.halo]
     told += ["layers computed again"] if config.recompute else []
+    told += ["sends everything"] if config.naive_halo else [] if config.halo_sums else ["no sums"]
     told += [] if config.overlap else ["nothing hidden"]
     return ", ".join(told)
 
@@ -175,12 +182,13 @@ def _pass(
     """One direction of one layer."""
     slowed, machine, link = question.slowed, question.machine, question.link
     compute = wait = quantise = 0.0
+    overlaps = config.overlap and not config.naive_halo
     for rank, (central, marginal) in enumerate(computing):
         leaves = sum(m.num_bytes for m in sent[rank])
         comes = sum(m.num_bytes for each in sent for m in each if m.peer == rank)
         handled = len(sent[rank]) * machine.message_s + leaves * machine.byte_s
         moving = link.latency_s + max(leaves, comes) / link.bytes_per_s if leaves or comes else 0.0
-        hidden = slowed * central if config.overlap and config.halo != "stale" else 0.0
+        hidden = slowed * central if overlaps and config.halo != "stale" else 0.0
         compute = max(compute, slowed * (central + marginal + handled))
         wait = max(wait, moving - hidden)
         if config.bits != 32:
