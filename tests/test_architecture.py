@@ -90,7 +90,7 @@ GROUND = {
         "widths",
     },
     "nn": {"conv", "counts", "halo", "layer", "model", "modules", "rows", "scale"},
-    "plan": {"law", "machine", "prediction", "probe", "search"},
+    "plan": {"cluster", "law", "machine", "prediction", "probe", "search"},
     "serverless": {
         "agenda",
         "bill",
@@ -187,7 +187,7 @@ GROUND = {
         "step",
         "work",
     },
-    "forecast": {"memory", "question", "sight", "training"},
+    "forecast": {"memory", "question", "sight", "statistics", "training"},
     "train": {"checkpoint", "config", "files", "fingerprint", "folder", "quick", "run", "state", "task"},
     "report": {
         *(

@@ -6,7 +6,8 @@ In one process (``plan_graph``) the ranks are threads and the graph is in memory
 
 from __future__ import annotations
 
-import statistics
+import math
+import statistics as numbers
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
@@ -19,10 +20,12 @@ from polyhop.comm import Collective
 from polyhop.datasets import GraphSizes
 from polyhop.errors import ConfigError
 from polyhop.forecast import (
+    GraphStatistics,
     Inputs,
     Question,
     Sight,
     Training,
+    alike_sight,
     check_foreseen,
     labelled,
     look,
@@ -34,10 +37,12 @@ from polyhop.graph import Graph, MatrixFeatures, SharedGraph, SparseFeatures
 from polyhop.nn.counts import count_model
 from polyhop.partition import Partition
 from polyhop.plan import (
+    Cluster,
     Law,
     Limits,
     Link,
     Machine,
+    Memory,
     Plan,
     Prediction,
     load_machine,
@@ -45,7 +50,10 @@ from polyhop.plan import (
     save_machine,
 )
 from polyhop.plan.calibrate import measure_cores, measure_messages, measured_law
+from polyhop.plan.cluster import machine_of
+from polyhop.plan.device import crowding_of, described, law_of_device, machine_of_device
 from polyhop.plan.learn import corrected, learn
+from polyhop.plan.topology import Topology
 from polyhop.strategies import STRATEGIES
 from polyhop.strategies.macro_auto import ranks_to_a_core
 from polyhop.train.config import Config
@@ -59,6 +67,7 @@ __all__ = [
     "law_of",
     "learn_from",
     "measured_machine",
+    "plan_cluster",
     "plan_graph",
     "plan_together",
     "strategies_taking",
@@ -178,6 +187,101 @@ def plan_graph(
     return _plan(question, config, options)
 
 
+def plan_cluster(
+    model: nn.Module,
+    statistics: GraphStatistics,
+    config: Config,
+    cluster: Cluster,
+    num_ranks: int,
+    options: PlanOptions,
+) -> Plan:
+    """For so many ranks of a cluster that need not be there, on a graph that need not be either."""
+    training = _training_of_statistics(model, statistics, config)
+    question = _question_of_cluster(training, statistics, cluster, num_ranks, options)
+    found = _found(question, config, options)
+    told = [*described(cluster, num_ranks), *_of_statistics(statistics, num_ranks), *_assumed(question)[1:]]
+    return make_plan(
+        [_on_hosts(each, question, cluster) for each in found],
+        _limits_of(cluster, num_ranks, options.limits),
+        num_ranks,
+        asked=config.strategy,
+        assumed=told,
+    )
+
+
+def _training_of_statistics(model: nn.Module, statistics: GraphStatistics, config: Config) -> Training:
+    dtype = getattr(torch, statistics.row_dtype)
+    return Training(
+        model,
+        Inputs(statistics.num_features, dtype, statistics.row_length),
+        statistics.num_nodes,
+        statistics.num_edges,
+        statistics.num_train,
+        config.num_neighbors,
+        config.batch_size or 1024,
+        config.feature_dtype,
+        max(1, config.max_epochs),
+        config.prefetch,
+        config.cache_bytes,
+        config.memory_bytes,
+    )
+
+
+def _question_of_cluster(
+    training: Training, statistics: GraphStatistics, cluster: Cluster, num_ranks: int, options: PlanOptions
+) -> Question:
+    topology = Topology(cluster.ranks_per_host, cluster.inside, cluster.network)
+    if cluster.machine is None:
+        machine, law = machine_of_device(cluster, num_ranks), law_of_device(cluster, num_ranks)
+    else:
+        machine, law = law_of(machine_of(cluster.machine), training, options.tell, keeps=False)
+    link = options.link or topology.among(0, num_ranks)
+    sight, crowding = alike_sight(statistics, training, num_ranks), crowding_of(cluster, num_ranks)
+    crowding = crowding if num_ranks > 1 else 0.0
+    return Question(training, sight, num_ranks, machine, link, law, crowding, topology)
+
+
+def _on_hosts(given: Prediction, question: Question, cluster: Cluster) -> Prediction:
+    """With what its hosts cost an epoch; input rows of mini-batches stay in their memory, beside GPUs."""
+    dollars, memory, training = (
+        cluster.dollars(question.num_ranks, given.epoch_s),
+        given.memory,
+        question.training,
+    )
+    if cluster.gpus and training.num_neighbors is not None:
+        held = training.num_nodes / question.num_ranks * training.inputs.row_bytes
+        memory = Memory(memory.training - held, memory.evaluation - held, held)
+    return replace(given, dollars=dollars, memory=memory)
+
+
+def _limits_of(cluster: Cluster, num_ranks: int, limits: Limits) -> Limits:
+    here = min(cluster.ranks_per_host, num_ranks)
+    host = 1e9 * cluster.memory_gb / here
+    device = 1e9 * cluster.gpu_memory_gb if cluster.gpus else host
+    return replace(limits, device_bytes=device, host_bytes=host if cluster.gpus else math.inf)
+
+
+def _of_statistics(statistics: GraphStatistics, num_ranks: int) -> list[tuple[str, str]]:
+    known = sorted(statistics.halo)
+    if not known:
+        parts = "as if nodes lay at random: nothing was measured of parts"
+    else:
+        last = (
+            "as measured"
+            if num_ranks in known
+            else "from what was measured with " + ", ".join(map(str, known))
+        )
+        parts = (
+            f"all alike; rows that cross {last} parts"
+            if num_ranks not in known
+            else f"all alike; rows that cross {last}"
+        )
+    sizes = (
+        f"{statistics.num_nodes:,} nodes, {statistics.num_edges:,} edges, {statistics.num_features} features"
+    )
+    return [("graph", f"{statistics.name}: {sizes}"), ("parts of it", parts)]
+
+
 def plan_together(
     model: nn.Module, graph: SharedGraph, config: Config, line: Collective, options: PlanOptions
 ) -> Plan:
@@ -295,14 +399,19 @@ def kind_of(training: Training) -> str:
     return " ".join([*told, *norms, *(["dropout"] if dropped else [])])
 
 
-def _plan(question: Question, config: Config, options: PlanOptions) -> Plan:
+def _found(question: Question, config: Config, options: PlanOptions) -> list[Prediction]:
+    """Of all ways that take the options."""
     taking, past = strategies_taking(config), question.machine.past
     found = [corrected(each, past) for each in predictions(question) if each.strategy in taking]
     if options.is_given:
         way = corrected(of_given(question, config.strategy, _own_options(config)), past)
         found = [way, *(each for each in found if each.strategy != config.strategy)]
+    return found
+
+
+def _plan(question: Question, config: Config, options: PlanOptions) -> Plan:
     return make_plan(
-        found,
+        _found(question, config, options),
         options.limits,
         question.num_ranks,
         asked=config.strategy,
@@ -327,7 +436,7 @@ def learn_from(plan: Plan, epoch_seconds: Sequence[float]) -> None:
     if machine is None or len(epoch_seconds) < _LEAST_EPOCHS:
         return
     with suppress(ConfigError):
-        save_machine(learn(machine, plan.chosen, statistics.median(epoch_seconds[1:])))
+        save_machine(learn(machine, plan.chosen, numbers.median(epoch_seconds[1:])))
 
 
 def _alone(question: Question) -> Prediction | None:

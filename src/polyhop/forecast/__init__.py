@@ -5,23 +5,37 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from polyhop.forecast import batches, servers, stages, whole
+from polyhop.forecast.alike import alike_sight
 from polyhop.forecast.given import check_foreseen, of_given
 from polyhop.forecast.question import Question
 from polyhop.forecast.sight import Sight, labelled, look, look_at
+from polyhop.forecast.statistics import (
+    GraphStatistics,
+    Measured,
+    Seen,
+    read_statistics,
+    write_statistics,
+)
 from polyhop.forecast.training import Inputs, Training
 from polyhop.plan import Prediction
 
 __all__ = [
+    "GraphStatistics",
     "Inputs",
+    "Measured",
     "Question",
+    "Seen",
     "Sight",
     "Training",
+    "alike_sight",
     "check_foreseen",
     "labelled",
     "look",
     "look_at",
     "of_given",
     "predictions",
+    "read_statistics",
+    "write_statistics",
 ]
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from polyhop.forecast.sight import Sight
 from polyhop.forecast.training import Training
 from polyhop.plan import Law, Link, Machine
+from polyhop.plan.topology import Topology
+from polyhop.strategies.pipeline_schedule import Layout
 
 __all__ = ["Question"]
 
@@ -22,14 +24,35 @@ class Question:
     sight: Sight
     num_ranks: int
     machine: Machine
-    link: Link  # between the ranks
+    link: Link  # between the ranks, each of which sends to all others alike
     law: Law  # of the model's computing on one rank
     crowding: float = 0.0  # ranks to a core
+    topology: Topology | None = None  # who is near whom; None: every rank as near as any other
 
     @property
     def step_s(self) -> float:
         """Of a step beside what the model computes: the loop, the optimiser, the gradients put together."""
         return _STEP_S + _PARAMETER_S * self.training.num_parameters
+
+    @property
+    def ranks(self) -> range:
+        """Those that must be looked at to know of all."""
+        return range(1 if self.sight.is_alike else self.num_ranks)
+
+    def boundary(self, layout: Layout, stage: int) -> Link:
+        """From a stage of a pipeline to the next one, all ways at once."""
+        if self.topology is None:
+            return self.link
+        return self.topology.across(
+            (layout.rank(stage, way), layout.rank(stage + 1, way)) for way in range(layout.num_ways)
+        )
+
+    def inside_stage(self, layout: Layout) -> Link:
+        """Between the ways of a stage; of the stage that is spread most."""
+        if self.topology is None:
+            return self.link
+        found = [self.topology.among(layout.rank(at), layout.num_ways) for at in range(layout.num_stages)]
+        return min(found, key=lambda link: link.bytes_per_s)
 
     @property
     def slowed(self) -> float:

@@ -32,9 +32,9 @@ from polyhop.strategies.halo_plan import Plan
 from polyhop.strategies.macro_auto import gather_facts
 from polyhop.strategies.part_step import included
 
-__all__ = ["Cut", "LayerCut", "Sight", "labelled", "look", "look_at"]
+__all__ = ["POOL_BYTES", "Cut", "LayerCut", "Sight", "labelled", "look", "look_at"]
 
-_POOL_BYTES = 2 << 30  # of windows, unless the user says otherwise
+POOL_BYTES = 2 << 30  # of windows, unless the user says otherwise
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +74,7 @@ class Sight:
     layers: Sequence[LayerCut] = ()  # of a full graph, input layer first
     flows: Flows | None = None  # of mini-batches
     windows: macro_plan.Facts | None = None
+    is_alike: bool = False  # all parts are: what holds for one rank holds for all
 
 
 def labelled(graph: Graph | SharedGraph) -> Tensor:
@@ -171,7 +172,7 @@ def _windows(graph: SharedGraph, train_ids: Tensor, training: Training, line: Co
         pool_row_bytes=pool_row_bytes(training.layout, width, 4),
         gradient_bytes=account_gradients(sizes, training.value_bytes, line.num_ranks, rank=0).total_bytes,
         gradient_rounds=1 if is_summed_everywhere(max(sizes) * training.value_bytes, line.num_ranks) else 2,
-        memory_bytes=training.pool_bytes or _POOL_BYTES,
+        memory_bytes=training.pool_bytes or POOL_BYTES,
         is_delta=True,
         is_overlapped=training.prefetch > 0,
     )

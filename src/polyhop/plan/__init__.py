@@ -1,5 +1,6 @@
 """What training would take, before it runs: facts of machine, graph and model, and the search for a plan."""
 
+from polyhop.plan.cluster import Cluster, read_cluster
 from polyhop.plan.law import Law, fit_law
 from polyhop.plan.machine import Link, Machine, load_machine, machine_file, save_machine
 from polyhop.plan.plan import PLAN_FILE, Plan, make_plan, read_plan
@@ -8,6 +9,7 @@ from polyhop.plan.search import Limits, Ranked, duration, rank, size
 
 __all__ = [
     "PLAN_FILE",
+    "Cluster",
     "Law",
     "Limits",
     "Link",
@@ -22,6 +24,7 @@ __all__ = [
     "machine_file",
     "make_plan",
     "rank",
+    "read_cluster",
     "read_plan",
     "save_machine",
     "size",

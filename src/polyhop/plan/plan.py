@@ -86,6 +86,12 @@ class Plan:
             if least.memory.most <= limits.memory_bytes and not least.is_exact:
                 found.append(f"or --allow-approximate: {least.name} needs {size(least.memory.most)}")
             found.append("or more ranks, a smaller --batch-size or smaller --fanout")
+        if best.memory.most > limits.device_bytes:
+            found.append(
+                f"devices of {_rounded(best.memory.most)}, or more ranks, a smaller --batch-size or --fanout"
+            )
+        if best.memory.host > limits.host_bytes:
+            found.append(f"hosts with {_rounded(best.memory.host)} for each rank, or more of them")
         if best.epoch_s * limits.num_epochs > limits.seconds:
             found.append(
                 f"give {duration(best.epoch_s * limits.num_epochs)} for {limits.num_epochs} epochs, or fewer epochs"
@@ -102,6 +108,8 @@ class Plan:
         limits = {
             "allows_approximate": self.limits.allows_approximate,
             "memory_bytes": _finite(self.limits.memory_bytes),
+            "device_bytes": _finite(self.limits.device_bytes),
+            "host_bytes": _finite(self.limits.host_bytes),
             "dollars": _finite(self.limits.dollars),
             "seconds": _finite(self.limits.seconds),
             "num_epochs": self.limits.num_epochs,

@@ -15,6 +15,7 @@ class Memory:
 
     training: float
     evaluation: float
+    host: float = 0.0  # beside that of a rank's device: input rows that stay in the host's
 
     @property
     def most(self) -> float:
@@ -54,7 +55,11 @@ class Prediction:
             "epoch_s": self.epoch_s,
             "parts": dict(self.parts),
             "evaluate_s": self.evaluate_s,
-            "memory_bytes": {"training": self.memory.training, "evaluation": self.memory.evaluation},
+            "memory_bytes": {
+                "training": self.memory.training,
+                "evaluation": self.memory.evaluation,
+                "host": self.memory.host,
+            },
             "bytes": dict(self.sent),
             "dollars": self.dollars,
             "bound": self.bound,
@@ -72,7 +77,7 @@ class Prediction:
             is_exact=given["is_exact"],
             epoch_s=given["epoch_s"],
             parts=given["parts"],
-            memory=Memory(memory["training"], memory["evaluation"]),
+            memory=Memory(memory["training"], memory["evaluation"], memory.get("host", 0.0)),
             sent=given["bytes"],
             evaluate_s=given["evaluate_s"],
             dollars=given["dollars"],

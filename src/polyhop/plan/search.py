@@ -24,6 +24,8 @@ class Limits:
 
     allows_approximate: bool = False
     memory_bytes: float = math.inf  # of a rank
+    device_bytes: float = math.inf  # that a rank's device has, whatever is allowed
+    host_bytes: float = math.inf  # of a host for each of its ranks, beside their devices
     dollars: float = math.inf  # of the whole run
     seconds: float = math.inf  # of the whole run
     num_epochs: int = 1
@@ -35,6 +37,12 @@ class Limits:
             found.append("approximate")
         if given.memory.most > self.memory_bytes:
             found.append(f"needs {size(given.memory.most)} a rank, {size(self.memory_bytes)} given")
+        if given.memory.most > self.device_bytes:
+            found.append(f"needs {size(given.memory.most)} a rank, its device has {size(self.device_bytes)}")
+        if given.memory.host > self.host_bytes:
+            found.append(
+                f"needs {size(given.memory.host)} of the host a rank, {size(self.host_bytes)} are there"
+            )
         if given.dollars is not None and given.dollars * self.num_epochs > self.dollars:
             found.append(f"costs ${given.dollars * self.num_epochs:.2f}, ${self.dollars:.2f} given")
         if given.epoch_s * self.num_epochs > self.seconds:
@@ -43,7 +51,8 @@ class Limits:
 
     def excess(self, given: Prediction) -> float:
         """How many times over the limits, at the worst; 1 or less: inside them."""
-        worst = given.memory.most / self.memory_bytes
+        worst = given.memory.most / min(self.memory_bytes, self.device_bytes)
+        worst = max(worst, given.memory.host / self.host_bytes)
         if given.dollars is not None:
             worst = max(worst, given.dollars * self.num_epochs / self.dollars)
         return max(worst, given.epoch_s * self.num_epochs / self.seconds)

@@ -34,7 +34,7 @@ from polyhop.sample.wire import Wire
 from polyhop.strategies.part_step import hottest, included
 from polyhop.strategies.split_cost import asked
 
-__all__ = ["Flows", "Pairs", "counted", "gather_flows"]
+__all__ = ["Flows", "Pairs", "counted", "expected_pairs", "gather_flows"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,10 +58,16 @@ class Flows:
     uncopied: Pairs  # those of the last hop of which rank i has no copy
     copied: Tensor  # float64 [P]: copies that each rank reads
     loaded: Tensor  # float64 [P]: inputs that each rank loads, where others have copies
+    is_alike: bool = False  # what holds for one rank holds for all
 
     @property
     def num_ranks(self) -> int:
         return int(self.shared.shape[1])
+
+    @property
+    def ranks(self) -> range:
+        """Those that must be looked at to know of all."""
+        return range(1 if self.is_alike else self.num_ranks)
 
     @property
     def num_hops(self) -> int:
@@ -259,20 +265,20 @@ class _Told:
         """The tables, once all ranks have told theirs; ``sizes`` float64 [P]: nodes of each part."""
         self._all.copy_(line.all_reduce(self._all, kind="ids"))
         return Flows(
-            [_expected(rows, sizes) for rows in self.own],
+            [expected_pairs(rows, sizes) for rows in self.own],
             self.own_edges,
-            _expected((self.own[-1] - self.kept).clamp(min=0), sizes),
+            expected_pairs((self.own[-1] - self.kept).clamp(min=0), sizes),
             self.shared,
             self.shared_edges,
-            [_expected(rows, sizes) for rows in self.crossing],
-            _expected(self.uncopied, sizes),
+            [expected_pairs(rows, sizes) for rows in self.crossing],
+            expected_pairs(self.uncopied, sizes),
             self.copied,
             self.shared[-1] - self.unloaded,
         )
 
 
-def _expected(rows: Tensor, sizes: Tensor) -> Pairs:
-    """Ids as deltas: a byte for each, one more for each gap of 2^7, 2^14, ... and more."""
+def expected_pairs(rows: Tensor, sizes: Tensor) -> Pairs:
+    """Of expected rows, in parts of such sizes; ids as deltas: a byte for each, one more for gaps of 2^7, 2^14, ..."""
     misses = (1 - rows / sizes.clamp(min=1)).clamp(min=0)
     ids = rows * (1 + sum((misses ** (1 << 7 * more) for more in (1, 2, 3, 4)), torch.zeros_like(rows)))
     return Pairs(rows, ids * (1 - torch.eye(rows.shape[0], dtype=rows.dtype)))

@@ -115,10 +115,12 @@ class Facts:
 def expected(facts: Facts, rank: int) -> list[Crossed]:
     """Every message of rows that ``rank`` is expected to send in a step, as ``crossed`` has them."""
     return [
-        Crossed(each.layer, direction, peer, num_rows, num_rows * float(sizes[rank, peer]))
+        Crossed(each.layer, direction, peer, num_rows, num_rows * size)
         for each in facts.layers
         for direction, sizes in each.row_bytes.items()
-        for peer, num_rows in enumerate(each.leaving(direction)[rank].tolist())
+        for peer, (num_rows, size) in enumerate(
+            zip(each.leaving(direction)[rank].tolist(), sizes[rank].tolist(), strict=True)
+        )
         if num_rows and peer != rank
     ]
 

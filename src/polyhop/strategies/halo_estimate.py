@@ -171,9 +171,14 @@ def _covers(src: Tensor, dst: Tensor, owner: Tensor, num_parts: int) -> Tensor:
     return torch.tensor(found, dtype=torch.float64).view(num_parts, num_parts)
 
 
-def facts_of_rows(model: nn.Module, options: Chosen, plan: Plan, rows: Sequence[Tensor]) -> Facts:
-    """From rows that cross at each layer: float64 [P, P], those that rank i sends to rank j, as ranks have laid them out."""
-    return _facts(model, options, plan, rows, rows[0].shape[0], None)
+def facts_of_rows(
+    model: nn.Module, options: Chosen, plan: Plan, rows: Sequence[Tensor], *, is_alike: bool = False
+) -> Facts:
+    """From rows that cross at each layer: float64 [P, P], those that rank i sends to rank j, as ranks have laid them out.
+
+    ``is_alike``: all ranks send as many to all others; then facts beside the rows are those of the first.
+    """
+    return _facts(model, options, plan, rows, rows[0].shape[0], None, is_alike=is_alike)
 
 
 def _facts(
@@ -183,12 +188,16 @@ def _facts(
     rows: Sequence[Tensor],
     num_ranks: int,
     mean_bits: float | None,
+    *,
+    is_alike: bool = False,
 ) -> Facts:
     layers = []
     for at, (each, whole) in enumerate(zip(plan.seen, rows, strict=True)):
         crossing = (options.halo_share * whole).floor() if options.halo == "sampled" else whole
         sizes: dict[Direction, Tensor] = {
-            way: _row_bytes(each, crossing if way == "forward" else crossing.T, options, mean_bits)
+            way: _row_bytes(
+                each, crossing if way == "forward" else crossing.T, options, mean_bits, is_alike=is_alike
+            )
             for way in each.directions
         }
         if each.columns:
@@ -199,14 +208,18 @@ def _facts(
         layers,
         bucket_sizes([p for p in parameters if p.requires_grad], BUCKET_BYTES),
         parameters[0].element_size(),
-        [_others(model, options, layers, num_ranks, rank) for rank in range(num_ranks)],
+        [_others(model, options, layers, num_ranks, rank) for rank in range(1 if is_alike else num_ranks)],
     )
 
 
-def _row_bytes(seen: Seen, rows: Tensor, options: Chosen, mean_bits: float | None) -> Tensor:
+def _row_bytes(
+    seen: Seen, rows: Tensor, options: Chosen, mean_bits: float | None, *, is_alike: bool = False
+) -> Tensor:
     """float64 [P, P]: of a row from i to j, where so many rows leave."""
     bits = str(options.bits)
     width = {"adaptive": mean_bits, "random": mean_bits, "delta": DELTA_BITS}.get(bits, bits)
+    if width is None and is_alike:  # two channels stand for all
+        return torch.full_like(rows, float(_chosen(seen.columns, rows[:2, :2], options)[0, -1]))
     if width is None:
         return _chosen(seen.columns, rows, options)
     if bits == "32":

@@ -40,21 +40,30 @@ from polyhop.strategies.macro_plan import (
     slots,
 )
 
-__all__ = ["SecondThoughts", "gather_facts", "lowered", "most_facts", "ranks_to_a_core"]
+__all__ = [
+    "ID_BYTES",
+    "NODE_BYTES",
+    "READ_BYTES_PER_S",
+    "SecondThoughts",
+    "gather_facts",
+    "lowered",
+    "most_facts",
+    "ranks_to_a_core",
+]
 
 _RETHINK_AFTER = 2  # windows: the first one has trained by then
 _TIMED_STEPS = 8  # at least, of windows of one size
 _WORTH_WINDOWS = 8  # left in the run, for a size to be tried
 _CORES = 1024  # of a host, told apart
-_ID_BYTES = 2.5  # of a node asked for at a hop, and of the count that comes back
-_NODE_BYTES = 8 + 8 + 4 + 8  # of a mini-batch's input node, held: row, user's id, degree, bounds of its list
+ID_BYTES = 2.5  # of a node asked for at a hop, and of the count that comes back
+NODE_BYTES = 8 + 8 + 4 + 8  # of a mini-batch's input node, held: row, user's id, degree, bounds of its list
 _BUSY_ROUND_S = (
     0.003  # of a round whose ranks share cores with what they train: 3 to 5 ms, 4 ranks on 2 cores
 )
 _WINDOW_CPU_S = (
     0.02  # 20 to 25 ms, 3 hops between 4 ranks: exchanges of a dozen messages each, and the pool's books
 )
-_READ_BYTES_PER_S = 4e9  # of rows summed, on one core: a guess until steps were timed
+READ_BYTES_PER_S = 4e9  # of rows summed, on one core: a guess until steps were timed
 
 
 def gather_facts(
@@ -86,7 +95,7 @@ def gather_facts(
     busiest = max(everyone, key=lambda reuse: reuse.distinct(1)).without(kept)
     link = measure_link(line)
     structure, edges, nodes = _sizes(hops, graph, num_neighbors, line)
-    block_bytes = 4 * edges + _NODE_BYTES * nodes
+    block_bytes = 4 * edges + NODE_BYTES * nodes
     crowding = ranks_to_a_core(line)
     is_sharing = crowding > 0.5  # each has a thread that loads beside the one that trains
     return Facts(
@@ -102,9 +111,9 @@ def gather_facts(
         gradient_rounds=gradient_rounds,
         latency_s=max(link.latency_s, _BUSY_ROUND_S if is_sharing else 0.0),
         bytes_per_s=link.bytes_per_s,
-        compute_s=3 * edges * pool_row_bytes / _READ_BYTES_PER_S,
-        batch_cpu_s=block_bytes / _READ_BYTES_PER_S,
-        row_cpu_s=4 * pool_row_bytes / _READ_BYTES_PER_S,
+        compute_s=3 * edges * pool_row_bytes / READ_BYTES_PER_S,
+        batch_cpu_s=block_bytes / READ_BYTES_PER_S,
+        row_cpu_s=4 * pool_row_bytes / READ_BYTES_PER_S,
         window_cpu_s=_WINDOW_CPU_S,
         memory_bytes=memory_bytes,
         num_epochs=max(1, num_epochs),
@@ -169,7 +178,7 @@ def most_facts(
         Reuse(rate, nodes / rate),
         float(layout.row_bytes or pool_row_bytes),
         float(pool_row_bytes),
-        block_bytes=4 * edges + _NODE_BYTES * nodes,
+        block_bytes=4 * edges + NODE_BYTES * nodes,
         window_cpu_s=_WINDOW_CPU_S,
         memory_bytes=memory_bytes,
         num_epochs=max(1, num_epochs),
@@ -191,7 +200,7 @@ def _sizes(
         edges = hops[hop].T @ (degree if fanout < 0 else degree.clamp(max=fanout))
         sums[1] += edges
         if hop:
-            sums[0] += is_other * (_ID_BYTES * hops[hop].sum(0) + 4 * edges)
+            sums[0] += is_other * (ID_BYTES * hops[hop].sum(0) + 4 * edges)
     sums[2] = hops[-1].sum(0)
     structure, edges, nodes = line.all_reduce(sums, kind="ids").amax(1).tolist()
     return structure, edges, nodes

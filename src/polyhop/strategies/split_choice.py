@@ -154,8 +154,8 @@ def variants(
 def expected(
     flows: Flows, shape: Shape, among: Iterable[Variant]
 ) -> dict[Variant, list[Work]]:  # fmt: skip
-    """What a step of each variant asks of every rank."""
-    return {each: [work_of(flows, shape, each, rank) for rank in range(flows.num_ranks)] for each in among}
+    """What a step of each variant asks of every rank; of one, where all are alike."""
+    return {each: [work_of(flows, shape, each, rank) for rank in flows.ranks] for each in among}
 
 
 def ranked(works: Mapping[Variant, Sequence[Work]], rates: Rates) -> list[Ranked]:

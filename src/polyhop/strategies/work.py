@@ -103,8 +103,9 @@ class _Sent:
     def exchange(self, kind: str, sizes: Sequence[float] | Tensor) -> float:
         """So many bytes to each rank; gives their sum."""
         total = 0.0
+        each = sizes.tolist() if isinstance(sizes, Tensor) else sizes
         for q in self._peers:
-            size = float(sizes[q])
+            size = float(each[q])
             if size > 0:
                 self._bytes[kind] += size  # type: ignore[assignment]
                 self._messages[kind] += 1
@@ -274,7 +275,8 @@ def _others(rows: Tensor, rank: int) -> float:
 def _pushpull(flows: Flows, shape: Shape, variant: Variant, rank: int) -> Work:
     push, hops, num_ranks = shape.push, flows.num_hops, flows.num_ranks
     assert push is not None, "a model that cannot be computed by columns has no such variant"
-    first = [_own_sizes(flows, p, hops - 1) for p in range(num_ranks)]
+    first = [_own_sizes(flows, p, hops - 1) for p in flows.ranks]
+    first = first * num_ranks if flows.is_alike else first
     ahead, train = _Sent(num_ranks, rank), _Sent(num_ranks, rank)
     _hops(ahead, flows, shape, rank, hops)
     ahead.lengths(24)
