@@ -63,6 +63,7 @@ class Job:
     rates: Sequence[float | None]  # Mbit/s; None: no limit
     turns: int
     most_s: float  # a way that is expected to take so many times as long as the best is not timed
+    most_of_first_s: float  # ... of every strategy's best way
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

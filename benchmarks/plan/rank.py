@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from benchmarks.lab.relimit import relimit
 from benchmarks.plan.cases import SEED, Job
@@ -34,7 +36,9 @@ from polyhop.trainer import Trainer
 
 __all__ = ["arguments", "measure"]
 
-LR, EPOCHS = 0.003, 3
+LR = 0.003
+_LEAST_S, _MOST_EPOCHS = 0.7, 3  # a turn trains one epoch, or up to three where they are short
+_SETTLED = 12  # epochs after which adaptive widths have been chosen for the first time
 
 
 def arguments(job_file: Path) -> list[str]:
@@ -62,22 +66,28 @@ def _phases(held: SharedGraph, line: Collective, job: Job) -> list[dict[str, Any
     for rate in job.rates:
         _limit(line, rate)
         made = _planned(held, line, job)
-        least = made.chosen.epoch_s
-        tried = {
-            each.prediction.name: each.prediction
-            for each in made.ranked
-            if each.prediction.epoch_s <= job.most_s * least and each.prediction.strategy != "serverless"
-        }
+        tried = {each.name: each for each in _tried([one.prediction for one in made.ranked], job)}
         for name, prediction in tried.items():
             if name not in sides:
                 sides[name] = _Running(held, line, job, prediction)
-                sides[name].train()
+                sides[name].warm_up()
         epochs = _epochs({name: sides[name] for name in tried}, job.turns)
         found.append({"mbit": rate, "plan": made.to_json(), "epochs": epochs})
     _limit(line, None)
     for side in sides.values():
         side.close()
     return found
+
+
+def _tried(found: Sequence[Prediction], job: Job) -> list[Prediction]:
+    """Ways that should not take much longer than the best; of every strategy the best, unless it should take far longer."""
+    order = sorted((each for each in found if each.strategy != "serverless"), key=lambda each: each.epoch_s)
+    least, seen, tried = order[0].epoch_s, set[str](), list[Prediction]()
+    for each in order:
+        most = job.most_s if each.strategy in seen else job.most_of_first_s
+        seen.add(each.strategy)
+        tried += [each] if each.epoch_s <= most * least else []
+    return tried
 
 
 def _planned(held: SharedGraph, line: Collective, job: Job) -> Plan:
@@ -114,7 +124,8 @@ class _Running:
     """One way at work: a model of its own, trained by the project's loop without evaluation."""
 
     def __init__(self, held: SharedGraph, line: Collective, job: Job, prediction: Prediction) -> None:
-        self._line, self._losses = line, [0.0]
+        self._line, self._epochs = line, 1
+        self._warm_up = _SETTLED if prediction.options.get("bits") == "adaptive" else 1
         strategy = find(prediction.strategy)
         trainer = _trainer(job, prediction.strategy, prediction.options)
         config = strategy.Config(**{f.name: getattr(trainer, f.name) for f in fields(strategy.Config)})
@@ -141,6 +152,16 @@ class _Running:
             trace=Trace(),
         )
 
+    def warm_up(self) -> None:
+        """The first epochs, which no figure counts; they say how many make a turn, on all ranks alike."""
+        start = time.perf_counter()
+        self.train(self._warm_up)
+        own = torch.tensor([(time.perf_counter() - start) / self._warm_up], dtype=torch.float64)
+        slowest = float(
+            torch.cat(self._line.all_gather(own, kind="sizes", counts=[1] * self._line.num_ranks)).max()
+        )
+        self._epochs = max(1, min(_MOST_EPOCHS, round(_LEAST_S / slowest)))
+
     def train(self, epochs: int = 1) -> None:
         loop.train(self._session, loop.Options(self._session.state.epoch + epochs, SEED), self._tools)
 
@@ -148,10 +169,10 @@ class _Running:
         """Seconds and CPU-seconds of an epoch, and what this rank sent in it: means of several that follow one another."""
         self._line.barrier()
         before, wall, cpu = self._line.traffic.now(), time.perf_counter(), time.process_time()
-        self.train(EPOCHS)
+        self.train(self._epochs)
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-        sent = (self._line.traffic.now() - before) * (1 / EPOCHS)
-        return {"s": wall / EPOCHS, "cpu_s": cpu / EPOCHS, **sent.to_json()}
+        sent = (self._line.traffic.now() - before) * (1 / self._epochs)
+        return {"s": wall / self._epochs, "cpu_s": cpu / self._epochs, **sent.to_json()}
 
     def close(self) -> None:
         """Let go of the lines, with the other ranks."""
