@@ -70,6 +70,7 @@ __all__ = [
     "plan_cluster",
     "plan_graph",
     "plan_together",
+    "question_of_cluster",
     "strategies_taking",
     "training_of",
     "unread_inputs",
@@ -196,8 +197,7 @@ def plan_cluster(
     options: PlanOptions,
 ) -> Plan:
     """For so many ranks of a cluster that need not be there, on a graph that need not be either."""
-    training = _training_of_statistics(model, statistics, config)
-    question = _question_of_cluster(training, statistics, cluster, num_ranks, options)
+    question = question_of_cluster(model, statistics, config, cluster, num_ranks, options)
     found = _found(question, config, options)
     told = [*described(cluster, num_ranks), *_of_statistics(statistics, num_ranks), *_assumed(question)[1:]]
     return make_plan(
@@ -227,12 +227,20 @@ def _training_of_statistics(model: nn.Module, statistics: GraphStatistics, confi
     )
 
 
-def _question_of_cluster(
-    training: Training, statistics: GraphStatistics, cluster: Cluster, num_ranks: int, options: PlanOptions
+def question_of_cluster(
+    model: nn.Module,
+    statistics: GraphStatistics,
+    config: Config,
+    cluster: Cluster,
+    num_ranks: int,
+    options: PlanOptions,
 ) -> Question:
+    """What forecasts are asked for such a plan."""
+    training = _training_of_statistics(model, statistics, config)
     topology = Topology(cluster.ranks_per_host, cluster.inside, cluster.network)
     if cluster.machine is None:
-        machine, law = machine_of_device(cluster, num_ranks), law_of_device(cluster, num_ranks)
+        machine = options.machine or machine_of_device(cluster, num_ranks)
+        law = law_of_device(cluster, num_ranks)
     else:
         machine, law = law_of(machine_of(cluster.machine), training, options.tell, keeps=False)
     link = options.link or topology.among(0, num_ranks)

@@ -157,7 +157,7 @@ def _read(statistics: GraphStatistics, training: Training, num_parts: int) -> di
     found: dict[str, float] = {}
     for at in range(training.counts.num_layers - 1, -1, -1):
         edges = nodes * degree * read
-        mean = float(edges.sum()) / statistics.num_edges  # of the readers at the ends of edges
+        mean = min(1.0, float(edges.sum()) / statistics.num_edges)  # of the readers at the ends of edges
         crossing = replicas * (1 - (1 - mean) ** times)
         if plan.sums[at]:
             crossing = statistics.sums(num_parts) * min(crossing, mean * replicas)
