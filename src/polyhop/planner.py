@@ -201,7 +201,7 @@ def plan_cluster(
     found = _found(question, config, options)
     told = [*described(cluster, num_ranks), *_of_statistics(statistics, num_ranks), *_assumed(question)[1:]]
     return make_plan(
-        [_on_hosts(each, question, cluster) for each in found],
+        [_on_hosts(each, question, cluster) for each in _possible(found, cluster)],
         _limits_of(cluster, num_ranks, options.limits),
         num_ranks,
         asked=config.strategy,
@@ -243,23 +243,41 @@ def question_of_cluster(
         law = law_of_device(cluster, num_ranks)
     else:
         machine, law = law_of(machine_of(cluster.machine), training, options.tell, keeps=False)
+    sight = alike_sight(statistics, training, num_ranks)
+    crowding = crowding_of(cluster, machine.cores, num_ranks) if num_ranks > 1 else 0.0
     link = options.link or topology.among(0, num_ranks)
-    sight, crowding = alike_sight(statistics, training, num_ranks), crowding_of(cluster, num_ranks)
-    crowding = crowding if num_ranks > 1 else 0.0
+    link = replace(link, bytes_per_s=link.bytes_per_s / sight.busiest)  # all wait for the busiest
     return Question(training, sight, num_ranks, machine, link, law, crowding, topology)
 
 
+def _possible(found: Sequence[Prediction], cluster: Cluster) -> list[Prediction]:
+    """Functions compute on processors: beside GPUs they are not compared."""
+    return [each for each in found if not (cluster.gpus and each.strategy == "serverless")]
+
+
 def _on_hosts(given: Prediction, question: Question, cluster: Cluster) -> Prediction:
-    """With what its hosts cost an epoch; input rows of mini-batches stay in their memory, beside GPUs."""
+    """With what its hosts cost an epoch. Input rows of mini-batches stay in their memory, beside GPUs; where these sum, each
+    edge's message is written out.
+    """
     dollars, memory, training = (
         cluster.dollars(question.num_ranks, given.epoch_s),
         given.memory,
         question.training,
     )
-    if cluster.gpus and training.num_neighbors is not None:
-        held = training.num_nodes / question.num_ranks * training.inputs.row_bytes
-        memory = Memory(memory.training - held, memory.evaluation - held, held)
-    return replace(given, dollars=dollars, memory=memory)
+    if cluster.gpus:
+        is_drawn = training.num_neighbors is not None
+        held = training.num_nodes / question.num_ranks * training.inputs.row_bytes if is_drawn else 0.0
+        memory = Memory(memory.training - held + _message_bytes(question), memory.evaluation - held, held)
+    sent = {kind: num_bytes * question.sight.busiest for kind, num_bytes in given.sent.items()}
+    return replace(given, dollars=dollars, memory=memory, sent=sent)
+
+
+def _message_bytes(question: Question) -> float:
+    """Of the edges of a layer, and of their gradients."""
+    flows, training = question.sight.flows, question.training
+    edges = float(question.sight.cut.edges[0] if flows is None else flows.own_edges[-1, 0].sum())
+    columns = max(min(layer.in_columns, layer.mapped_columns) for layer in training.counts.layers)
+    return 2 * edges * columns * training.value_bytes
 
 
 def _limits_of(cluster: Cluster, num_ranks: int, limits: Limits) -> Limits:

@@ -20,7 +20,7 @@ from torch import Tensor
 from polyhop.comm.collective import is_summed_everywhere
 from polyhop.exchange import bucket_sizes
 from polyhop.exchange.pool import pool_row_bytes
-from polyhop.forecast.sight import POOL_BYTES, Cut, LayerCut, Sight
+from polyhop.forecast.sight import POOL_BYTES, Cut, InputRows, LayerCut, Sight
 from polyhop.forecast.statistics import GraphStatistics
 from polyhop.forecast.training import Training
 from polyhop.sample.reuse import Reuse
@@ -53,16 +53,18 @@ def alike_sight(statistics: GraphStatistics, training: Training, num_parts: int)
     }
     cut = _cut(statistics, num_parts)
     if drawn is None:
-        return Sight(cut, _layers(totals, training, num_parts), is_alike=True)
+        return Sight(cut, _layers(totals, training, num_parts), is_alike=True, busiest=totals["busiest"])
     flows = drawn.flows(totals)
     windows = drawn.windows(totals) if num_parts > 1 else None
-    return Sight(cut, (), flows, windows, is_alike=True)
+    last = drawn.hops[-1]
+    inputs = InputRows(drawn.nodes, last.own, last.others, last.shared)
+    return Sight(cut, (), flows, windows, is_alike=True, inputs=inputs, busiest=totals["busiest"])
 
 
 def totals_of(sight: Sight) -> dict[str, float]:
     """Of a part, on average over all: what ``alike_sight`` foresees, as ranks have seen it."""
     parts = sight.cut.num_parts
-    found = {}
+    found = {"busiest": _busiest(sight)}
     for at, layer in enumerate(sight.layers):
         found[f"edges {at}"] = float(layer.edges.sum() + layer.marginal_edges.sum()) / parts
         found[f"marginal {at}"] = float(layer.marginal_edges.sum()) / parts
@@ -83,10 +85,21 @@ def totals_of(sight: Sight) -> dict[str, float]:
     return found
 
 
+def _busiest(sight: Sight) -> float:
+    """Rows that the rank with most of them sends, or receives, over the mean of all."""
+    crossing = sum((layer.rows for layer in sight.layers), torch.zeros_like(sight.cut.halo))
+    if sight.flows is not None:
+        last = sight.flows.own[-1].rows
+        crossing = last - last.diag().diag()
+    most = max(float(crossing.sum(0).max()), float(crossing.sum(1).max()))
+    return most * sight.cut.num_parts / float(crossing.sum()) if crossing.any() else 1.0
+
+
 def _totals(
     statistics: GraphStatistics, training: Training, num_parts: int, drawn: _Drawn | None
 ) -> dict[str, float]:
-    return _read(statistics, training, num_parts) if drawn is None else drawn.totals()
+    found = _read(statistics, training, num_parts) if drawn is None else drawn.totals()
+    return found | {"busiest": 1.0}
 
 
 def _correction(statistics: GraphStatistics, training: Training, num_parts: int, name: str) -> float:

@@ -67,6 +67,16 @@ class LayerCut:
 
 
 @dataclass(frozen=True, eq=False)
+class InputRows:
+    """How likely a step reads a node's input row: float64, of cells of nodes that are alike."""
+
+    nodes: Tensor  # [M]: of the whole graph
+    own: Tensor  # [M]: a rank's own mini-batch, of the rank's nodes
+    others: Tensor  # [M]: of others' nodes
+    shared: Tensor  # [M]: the shared mini-batch
+
+
+@dataclass(frozen=True, eq=False)
 class Sight:
     """All of it."""
 
@@ -75,6 +85,8 @@ class Sight:
     flows: Flows | None = None  # of mini-batches
     windows: macro_plan.Facts | None = None
     is_alike: bool = False  # all parts are: what holds for one rank holds for all
+    inputs: InputRows | None = None  # of mini-batches, where parts are alike
+    busiest: float = 1.0  # of parts that are alike: rows that the busiest would move over the mean
 
 
 def labelled(graph: Graph | SharedGraph) -> Tensor:

@@ -34,7 +34,7 @@ __all__ = ["GraphStatistics", "Measured", "Seen", "read_statistics", "write_stat
 _VERSION = 1
 _EXPONENT = 2.5  # of degrees, where nothing is said of them
 _CELLS = 48  # of degrees made of an exponent
-_LAST = 3  # measured numbers of parts that the line goes through
+_LAST = 4  # measured numbers of parts that the line goes through
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class GraphStatistics:
         }
 
     def _spread_of(self, replicas: float, num_parts: int) -> float:
-        low, high = 0.0, float(num_parts)
+        low, high = 0.0, 1.0
         for _ in range(60):
             middle = (low + high) / 2
             is_less = self.expected_replicas(middle, num_parts) < replicas
