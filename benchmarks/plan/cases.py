@@ -11,7 +11,7 @@ from torch import nn
 from polyhop.cli.recipe import Recipe
 from polyhop.graph import Graph
 
-__all__ = ["CASES", "SEED", "Case", "Job"]
+__all__ = ["CASES", "SEED", "UNSEEN", "Case", "Job"]
 
 SEED = 0
 
@@ -52,6 +52,15 @@ CASES = (
     Case("synth:products?scale=0.02", "gcn", 3, 128),
     Case("facebook-pages", "gcnii", 8, 64),
 )
+"""Constants of the forecasts were set while looking at these."""
+
+UNSEEN = (
+    Case("pubmed", "gcn", 2, 128, (10, 10), 512),
+    Case("synth:reddit?scale=0.05", "sage", 2, 128, (10, 10)),
+    Case("coauthor-physics", "sage", 2, 64),
+    Case("tolokers", "gat", 3, 64, more={"heads": 2}),
+)
+"""Nobody looked at these before the constants were set."""
 
 
 @dataclass(frozen=True)

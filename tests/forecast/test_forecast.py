@@ -159,6 +159,46 @@ def test_fewer_bits_pay_on_a_slow_link_and_exact_ones_are_marked(graph: Graph) -
     assert all(each.options["chunks"] == 4 // each.options["stages"] for each in exact)
 
 
+def test_what_an_exchange_takes_is_hidden_by_nothing(graph: Graph) -> None:
+    """On a link without limits what is left of an exchange is processors' time, of exact and of stale rows alike."""
+    of = models(graph.num_features, graph.num_classes)["gcn"]
+    question = asked(graph, of(), partition(graph, 4, "hash"), link=Link(1e15, 0.0))
+    dear = replace(question.machine, message_s=2e-3 + question.machine.message_s)
+    found, slower = by_name(question), by_name(replace(question, machine=dear))
+    # of a rank, 2 ms for each of three peers, both ways of one layer between: 12 ms; gradients go by other ways
+    assert slower["halo"].epoch_s - found["halo"].epoch_s == pytest.approx(0.012, rel=1e-6)
+    assert slower["halo, stale"].epoch_s - found["halo, stale"].epoch_s == pytest.approx(0.012, rel=1e-6)
+    crowded = by_name(replace(question, crowding=2.0))
+    assert crowded["halo"].epoch_s == pytest.approx(2 * found["halo"].epoch_s, rel=1e-6)
+
+
+def test_stale_rows_hide_behind_all_computing(graph: Graph) -> None:
+    of = models(graph.num_features, graph.num_classes)["gcn"]
+    parts = partition(graph, 4, "hash")
+    for link in (FAST, Link(1e7, 1e-4), SLOW):
+        found = by_name(asked(graph, of(), parts, link=link))
+        assert found["halo, stale"].epoch_s <= found["halo"].epoch_s * 1.001
+
+
+def test_smaller_pieces_read_more_rows_and_never_more_than_there_are(graph: Graph) -> None:
+    cut = asked(graph, models(24, 5)["gcn"](), partition(graph, 4, "hash")).sight.cut
+    read = [cut.replicas_of(pieces) for pieces in (2, 4, 8, 16, 64, 500)]
+    assert read == sorted(read)
+    assert read[1] == cut.replicas
+    assert read[-1] <= graph.num_edges / graph.num_nodes  # a row for every edge
+    for pieces in (8, 16):  # a graph by chance, cut by chance
+        found = asked(graph, models(24, 5)["gcn"](), partition(graph, pieces, "hash")).sight.cut.replicas
+        assert cut.replicas_of(pieces) == pytest.approx(found, rel=0.35), pieces
+
+
+def test_loading_waits_for_its_turn_where_threads_share_cores(graph: Graph) -> None:
+    question = asked(graph, models(24, 5)["gcn"](), partition(graph, 2, "hash"), [5, 5])
+    alone = replace(question, crowding=0.5)
+    for name, given in by_name(question).items():
+        if name in (other := by_name(alone)):
+            assert given.epoch_s > other[name].epoch_s, name
+
+
 def test_computing_again_takes_longer_and_less_memory(graph: Graph) -> None:
     found = by_name(
         asked(graph, models(graph.num_features, graph.num_classes)["sage"](), partition(graph, 2, "hash"))

@@ -10,7 +10,8 @@ Legend: P ranks, L layers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -32,9 +33,10 @@ from polyhop.strategies.halo_plan import Plan
 from polyhop.strategies.macro_auto import gather_facts
 from polyhop.strategies.part_step import included
 
-__all__ = ["POOL_BYTES", "Cut", "LayerCut", "Sight", "labelled", "look", "look_at"]
+__all__ = ["POOL_BYTES", "Cut", "InputRows", "LayerCut", "Sight", "labelled", "look", "look_at"]
 
 POOL_BYTES = 2 << 30  # of windows, unless the user says otherwise
+_SPREAD = 0.5  # rows that parts read of one another grow with about this power of their number
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +48,9 @@ class Cut:
     marginal_nodes: Tensor  # [P]: own nodes that read another part
     marginal_edges: Tensor  # [P]: in-edges of those
     halo: Tensor  # [P, P]: rows of part i that part j reads
+    known: Callable[[int], float] | None = (
+        None  # ``replicas`` of other numbers of parts; None: foreseen from these
+    )
 
     @property
     def num_parts(self) -> int:
@@ -55,6 +60,32 @@ class Cut:
     def replicas(self) -> float:
         """Rows that parts read of one another, per node."""
         return float(self.halo.sum() / self.nodes.sum().clamp(min=1))
+
+    def replicas_of(self, num_parts: int) -> float:
+        """The same if there were so many parts."""
+        if self.known is not None:
+            return self.known(num_parts)
+        by_power = self.replicas * (num_parts / self.num_parts) ** _SPREAD
+        if num_parts <= self.num_parts or self.num_parts == 1:
+            return by_power
+        most = float(self.edges.sum() / self.nodes.sum().clamp(min=1))  # a row for every edge
+        return min(
+            most, math.sqrt(by_power * self._replicas_by_chance(num_parts))
+        )  # graphs lie between the two
+
+    def _replicas_by_chance(self, num_pieces: int) -> float:
+        """Of parts cut smaller, if the edges of a node fell on pieces by chance: where most rows are read by every piece,
+        pieces hardly read fewer for being smaller.
+        """
+        num_nodes, parts = float(self.nodes.sum()), self.num_parts
+        others, own = num_nodes * (1 - 1 / parts), num_nodes / parts
+        read = min(self.replicas * own / max(others, 1.0), 1 - 1e-9)
+        edges = -math.log1p(-read)  # from a part to each node of others
+        inside = max(0.0, float(self.edges.sum()) / parts - edges * others) / max(own, 1.0)
+        share = parts / num_pieces
+        far = others * -math.expm1(-edges * share)
+        near = own * (1 - share) * -math.expm1(-inside * share)
+        return num_pieces * (far + near) / max(num_nodes, 1.0)
 
 
 @dataclass(frozen=True, eq=False)

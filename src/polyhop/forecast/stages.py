@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from polyhop.errors import PolyhopError
-from polyhop.forecast.memory import evaluation_bytes, stage_bytes
+from polyhop.forecast.memory import stage_memory
 from polyhop.forecast.question import Question
 from polyhop.forecast.sight import Cut
 from polyhop.graph import Sizes
 from polyhop.nn.counts import walk
 from polyhop.nn.model import Model
-from polyhop.plan import Memory, Prediction
+from polyhop.plan import Prediction
 from polyhop.strategies.pipeline_balance import balance
 from polyhop.strategies.pipeline_schedule import Layout, Task, fill_drain, split_ways
 from polyhop.strategies.pipeline_setup import checked_model, num_sweeps
@@ -33,7 +33,6 @@ __all__ = ["of_layout", "predictions"]
 
 _FORWARD = 1 / 3  # of a layer's computing
 _CHUNKS_PER_RANK = (4, 8)
-_SPREAD = 0.5  # rows that parts read of one another grow with about this power of their number
 
 
 def predictions(question: Question) -> Iterator[Prediction]:
@@ -86,23 +85,24 @@ def _prediction(question: Question, model: Model, cut: Cut, layout: Layout, num_
     boundaries = [question.boundary(layout, at) for at in range(layout.num_stages - 1)]
     exchange = _exchange_s(question, cut, layout, pieces)
     size = pieces.chunk_rows * question.training.value_bytes
+    hands = [_hands_s(question, size * columns) for columns in pieces.columns]
 
     def task_s(stage: int, task: Task) -> float:
         share = _FORWARD if task.direction == "forward" else 1 - _FORWARD
         layers = range(task.first, task.stop)
-        return sum(pieces.layer_s[at] * share + (exchange[at] if at else 0.0) for at in layers)
+        computed = sum(pieces.layer_s[at] * share + (exchange[at] if at else 0.0) for at in layers)
+        return computed + sum(hands[max(0, stage - 1) : stage + 1]) / 2  # one end of each message is here
 
     def message_s(stage: int, task: Task) -> float:
         at = stage if task.direction == "forward" else stage - 1
         return boundaries[at].latency_s + size * pieces.columns[at] / boundaries[at].bytes_per_s
 
     played = simulate(schedule, task_s, message_s)
-    computing = num_chunks * sum(pieces.layer_s) * (1 + _FORWARD * sweeps)
+    between = 0.0 if layout.num_ways == 1 else _between_s(question, cut, layout, pieces)
+    computing = num_chunks * (sum(pieces.layer_s) + 2 * (sum(hands) + between)) * (1 + _FORWARD * sweeps)
     at_least = computing * max(question.crowding, 1e-9) / question.num_ranks
     seconds = max(played.seconds * (1 + _FORWARD * sweeps), at_least)
     sent = _sent(question, cut, layout, pieces, sweeps)
-    process = question.machine.process_bytes
-    trained = stage_bytes(question, layout.num_stages, layout.num_ways, has_history=not is_exact)
     options = {"stages": layout.num_stages, "chunks": num_chunks}
     ways = f" of {layout.num_ways} ways" if layout.num_ways > 1 else ""
     chunks = "one chunk a way" if is_exact else f"{num_chunks} chunks"
@@ -116,7 +116,7 @@ def _prediction(question: Question, model: Model, cut: Cut, layout: Layout, num_
             "compute": computing / question.num_ranks,
             "wait": max(0.0, seconds - computing / question.num_ranks),
         },
-        memory=Memory(process + trained, process + evaluation_bytes(question)),
+        memory=stage_memory(question, pieces.bounds, layout.num_ways, num_chunks, has_history=not is_exact),
         sent=sent,
         evaluate_s=question.slowed * computing / 3 / question.num_ranks,
         bound="stages wait for one another" if played.idle_share > 0.4 else "the cores are busy",
@@ -128,7 +128,7 @@ def _pieces(question: Question, model: Model, cut: Cut, layout: Layout, num_chun
     training = question.training
     rows = training.num_nodes / num_chunks
     edges = training.num_edges / num_chunks
-    grown = cut.replicas * (num_chunks / cut.num_parts) ** _SPREAD
+    grown = cut.replicas_of(num_chunks)
     others = rows * min(grown, training.num_edges / max(1, training.num_nodes))
     sizes = Sizes(round(rows + others), round(rows), round(edges))
     layer_s = [
@@ -158,17 +158,30 @@ def _exchange_s(question: Question, cut: Cut, layout: Layout, pieces: _Chunked) 
     """Of each layer: rows that the ways of a stage read of each other, of one chunk each."""
     if layout.num_ways == 1:
         return [0.0] * len(pieces.layer_s)
-    share = cut.replicas * (layout.num_ways / cut.num_parts) ** _SPREAD
-    found, link = [], question.inside_stage(layout)
-    for layer in question.training.counts.layers:
-        size = (
-            pieces.chunk_rows
-            * share
-            * min(layer.in_columns, layer.mapped_columns)
-            * question.training.value_bytes
-        )
-        found.append(link.latency_s + size / link.bytes_per_s)
-    return found
+    link = question.inside_stage(layout)
+    sizes = _sizes_between(question, cut, layout, pieces)
+    return [
+        link.latency_s + size / link.bytes_per_s + question.slowed * _hands_s(question, size)
+        for size in sizes
+    ]
+
+
+def _sizes_between(question: Question, cut: Cut, layout: Layout, pieces: _Chunked) -> list[float]:
+    """Bytes of those rows."""
+    rows = pieces.chunk_rows * cut.replicas_of(layout.num_ways)
+    widths = [min(layer.in_columns, layer.mapped_columns) for layer in question.training.counts.layers]
+    return [rows * width * question.training.value_bytes for width in widths]
+
+
+def _between_s(question: Question, cut: Cut, layout: Layout, pieces: _Chunked) -> float:
+    """What it takes to hand them out and to take them in, of all layers but the first."""
+    return sum(_hands_s(question, size) for size in _sizes_between(question, cut, layout, pieces)[1:])
+
+
+def _hands_s(question: Question, num_bytes: float) -> float:
+    """Of the processors at both ends of a message."""
+    machine = question.machine
+    return question.exchange_s / 2 + machine.message_s + num_bytes * machine.byte_s
 
 
 def _sent(question: Question, cut: Cut, layout: Layout, pieces: _Chunked, sweeps: int) -> dict[str, float]:
@@ -176,7 +189,7 @@ def _sent(question: Question, cut: Cut, layout: Layout, pieces: _Chunked, sweeps
     rows = question.training.num_nodes / layout.num_ways
     inner = layout.num_stages > 2
     boundary = max(pieces.columns) * rows * question.training.value_bytes * ((2 if inner else 1) + sweeps)
-    share = 0.0 if layout.num_ways == 1 else cut.replicas * (layout.num_ways / cut.num_parts) ** _SPREAD
+    share = 0.0 if layout.num_ways == 1 else cut.replicas_of(layout.num_ways)
     widths = [min(layer.in_columns, layer.mapped_columns) for layer in question.training.counts.layers[1:]]
     per_stage = sum(widths) / layout.num_stages
     between = rows * share * per_stage * question.training.value_bytes * (2 + sweeps)

@@ -2,8 +2,9 @@
 
 A step of ``halo``, layer by layer, forward and then backward, all ranks keeping step (c ranks to a core):
 
-    layer   c * (central + marginal + messages' CPU) + max(0, latency + bytes / bandwidth - c * central)
-    after   gradients of weights: latency + half of bytes / bandwidth, the rest runs beside the backward pass
+    hands   c * CPU of messages and their bytes
+    layer   c * (central + marginal + exchange_s) + max(hands, latency + bytes / bandwidth - c * central)
+    after   gradients of weights: c * exchange_s + latency + bytes / bandwidth; those of the first layer come last
 
 Rows and edges of each layer are those that ranks would lay out: what the loss does not read is neither sent nor summed, and
 dense inputs are summed once, before the first step.
@@ -20,13 +21,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from polyhop.errors import UnsupportedError
-from polyhop.forecast.memory import evaluation_bytes, whole_bytes
+from polyhop.forecast.memory import halo_memory, single_memory
 from polyhop.forecast.question import Question
 from polyhop.forecast.sight import LayerCut
 from polyhop.graph import Sizes
 from polyhop.nn.counts import Counts, LayerCounts
 from polyhop.nn.model import Model
-from polyhop.plan import Memory, Prediction
+from polyhop.plan import Prediction
 from polyhop.strategies import halo_cost
 from polyhop.strategies.halo import Config
 from polyhop.strategies.halo_estimate import facts_of_rows
@@ -50,8 +51,6 @@ def single_prediction(question: Question) -> Prediction:
     training = question.training
     each = Sizes(training.num_nodes, training.num_nodes, training.num_edges)
     taken = question.step_s + question.law.seconds(training.counts.of([each] * training.counts.num_layers))
-    process = question.machine.process_bytes
-    memory = Memory(process + whole_bytes(question), process + evaluation_bytes(question))
     return Prediction(
         strategy="single",
         options={},
@@ -59,7 +58,7 @@ def single_prediction(question: Question) -> Prediction:
         is_exact=True,
         epoch_s=taken,
         parts={"compute": taken},
-        memory=memory,
+        memory=single_memory(question),
         evaluate_s=_FORWARD * taken,
         bound="the cores are busy",
     )
@@ -79,8 +78,6 @@ def halo_prediction(question: Question, options: Mapping[str, Any]) -> Predictio
     facts = facts_of_rows(training.model, config, plan, rows, is_alike=question.sight.is_alike)
     costs = [halo_cost.estimate(facts, rank) for rank in question.ranks]
     found = _epoch(question, plan, facts, config)
-    process = question.machine.process_bytes
-    trained = whole_bytes(question, question.sight.cut, recompute=config.recompute)
     parts = {"compute": found.compute_s, "wait": found.wait_s, "quantise": found.quantise_s}
     return Prediction(
         strategy="halo",
@@ -89,7 +86,7 @@ def halo_prediction(question: Question, options: Mapping[str, Any]) -> Predictio
         is_exact=config.bits == 32 and config.halo == "exact",
         epoch_s=found.total_s,
         parts={part: value for part, value in parts.items() if value},
-        memory=Memory(process + trained, process + evaluation_bytes(question)),
+        memory=halo_memory(question, config, plan),
         sent=dict(max(costs, key=lambda cost: cost.total_bytes).bytes),
         evaluate_s=_FORWARD * found.compute_s,
         bound="the links are busy" if found.wait_s > found.compute_s else "the cores are busy",
@@ -179,29 +176,42 @@ def _pass(
     config: Config,
     columns: int,
 ) -> _Epoch:
-    """One direction of one layer."""
+    """One direction of one layer: the slowest rank's."""
+    found = [
+        _pass_of_rank(question, rank, central, marginal, sent, config, columns)
+        for rank, (central, marginal) in enumerate(computing)
+    ]
+    return max(found, key=lambda each: each.total_s)
+
+
+def _pass_of_rank(
+    question: Question,
+    rank: int,
+    central: float,
+    marginal: float,
+    sent: Sequence[Sequence[halo_cost.Crossed]],
+    config: Config,
+    columns: int,
+) -> _Epoch:
     slowed, machine, link = question.slowed, question.machine, question.link
-    compute = wait = quantise = 0.0
-    overlaps = config.overlap and not config.naive_halo
-    for rank, (central, marginal) in enumerate(computing):
-        leaves = sum(m.num_bytes for m in sent[rank])
-        comes = sum(m.num_bytes for each in sent for m in each if m.peer == rank)
-        handled = len(sent[rank]) * machine.message_s + leaves * machine.byte_s
-        moving = link.latency_s + max(leaves, comes) / link.bytes_per_s if leaves or comes else 0.0
-        hidden = slowed * central if overlaps and config.halo != "stale" else 0.0
-        compute = max(compute, slowed * (central + marginal + handled))
-        wait = max(wait, moving - hidden)
-        if config.bits != 32:
-            values = 2 * columns * sum(m.num_rows for m in sent[rank])
-            quantise = max(quantise, slowed * values * machine.quantise_s)
-    return _Epoch(compute, max(0.0, wait), quantise)
+    leaves = sum(m.num_bytes for m in sent[rank])
+    comes = sum(m.num_bytes for each in sent for m in each if m.peer == rank)
+    if not leaves and not comes:
+        return _Epoch(slowed * (central + marginal))
+    hands = slowed * (len(sent[rank]) * machine.message_s + leaves * machine.byte_s)
+    moving = link.latency_s + max(leaves, comes) / link.bytes_per_s
+    hidden = slowed * central if config.overlap and not config.naive_halo else 0.0
+    wait = max(0.0, moving - hands) if config.halo == "stale" else max(hands, moving - hidden)
+    values = 2 * columns * sum(m.num_rows for m in sent[rank]) if config.bits != 32 else 0
+    compute = slowed * (central + marginal + question.exchange_s) + (hands if config.halo == "stale" else 0.0)
+    return _Epoch(compute, wait, slowed * values * machine.quantise_s)
 
 
 def _gradients_s(question: Question, facts: halo_cost.Facts) -> float:
-    """Of summing the gradients of weights; about half of it runs beside the backward pass."""
+    """Of summing the gradients of weights: those of the first layer, often most of them, are known last of all."""
     ranks = question.num_ranks
     size = sum(facts.bucket_sizes) * facts.value_bytes * 2 * (ranks - 1) / ranks
-    return question.link.latency_s + size / question.link.bytes_per_s / 2
+    return question.slowed * question.exchange_s + question.link.latency_s + size / question.link.bytes_per_s
 
 
 def _sums_once(model: nn.Module) -> bool:
