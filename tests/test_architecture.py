@@ -90,7 +90,7 @@ GROUND = {
         "widths",
     },
     "nn": {"conv", "counts", "halo", "layer", "model", "modules", "rows", "scale"},
-    "plan": {"cluster", "law", "machine", "prediction", "probe", "search"},
+    "plan": {"cluster", "curve", "law", "machine", "prediction", "probe", "search"},
     "serverless": {
         "agenda",
         "bill",
@@ -187,7 +187,7 @@ GROUND = {
         "step",
         "work",
     },
-    "forecast": {"memory", "question", "sight", "statistics", "training"},
+    "forecast": {"footprint", "live", "memory", "question", "sight", "statistics", "training"},
     "train": {"checkpoint", "config", "files", "fingerprint", "folder", "quick", "run", "state", "task"},
     "report": {
         *(
@@ -206,7 +206,7 @@ GROUND = {
     "report.sections": {"phases"},
     "report.traces": {"epochs", "lines", "nesting", "occupancy", "series", "so_far", "tally"},
     "launch": {"options", "outcome", "rank"},
-    "cli": {"advice", "calibrate", "console", "ranks", "recipe", "result", "stages"},
+    "cli": {"advice", "calibrate", "clusters", "console", "ranks", "recipe", "result", "stages"},
 }
 
 # A bag is where cycles grow: what two modules share lives under the noun it is about.

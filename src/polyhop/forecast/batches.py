@@ -13,11 +13,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from polyhop.forecast.memory import evaluation_bytes, part_bytes, step_bytes
+from polyhop.forecast.loads import Kept, crossing
+from polyhop.forecast.memory import batches_memory, windows_memory
 from polyhop.forecast.question import Question
 from polyhop.graph import Sizes
 from polyhop.nn.counts import Counts
-from polyhop.plan import Memory, Prediction
+from polyhop.plan import Prediction
 from polyhop.sample.wire import Wire
 from polyhop.strategies import macro_plan
 from polyhop.strategies.flows import Flows
@@ -25,9 +26,12 @@ from polyhop.strategies.shape import Shape
 from polyhop.strategies.split_choice import Rates, Seconds, expected, seconds, variants
 from polyhop.strategies.work import Variant, Work
 
-__all__ = ["evaluation_s", "of_windows", "predictions"]
+__all__ = ["evaluation_s", "of_variant", "of_windows", "predictions"]
 
 _MESSAGE_S = 0.25e-3  # of what ranks do for a message beside sending it
+_SHARED_ROUND_S = (
+    2e-3  # fitted to 55 runs on 2 and 4 ranks of 2 cores; measured alone it is anything from 0.1 to 30 ms
+)
 _SPARSE = 6.0  # times as long to put together a byte of sparse rows
 _WINDOW_S = 2.2e-3  # of a window, for each hop and peer: 20 ms with 3 hops between 4 ranks
 _BOUNDS = {
@@ -61,12 +65,36 @@ def of_windows(question: Question, num_batches: int) -> Prediction:
     return _macro(question, question.sight.flows, _shape(question), num_batches)
 
 
-def _of_variant(question: Question, flows: Flows, shape: Shape, rates: Rates, variant: Variant) -> Prediction:
-    works = _works(question, flows, shape, variant)
+def of_variant(question: Question, variant: Variant, kept: Kept) -> Prediction:
+    """A way to train whose GPUs keep input rows, whether or not ours of that name can."""
+    assert question.sight.flows is not None, "ranks have looked at mini-batches"
+    return _of_variant(question, question.sight.flows, _shape(question), _rates(question), variant, kept)
+
+
+def _of_variant(
+    question: Question,
+    flows: Flows,
+    shape: Shape,
+    rates: Rates,
+    variant: Variant,
+    kept: Kept | None = None,
+) -> Prediction:
+    given = question.training.device_cache_bytes if variant.strategy == "split" else 0
+    room = kept or Kept(given)
+    works = _loading(question, flows, shape, variant, room)
     taken = seconds(_with_ends(question, works), rates)
     options = _trainer_options(variant.options(question.training.cache_bytes))
-    memory = _memory(question, flows, works)
+    memory = batches_memory(question, flows, variant, kept_bytes=room.num_bytes)
     return _prediction(question, variant.strategy, str(variant), options, taken, works, memory)
+
+
+def _loading(question: Question, flows: Flows, shape: Shape, variant: Variant, kept: Kept) -> list[Work]:
+    """Of every rank; beside GPUs a row is loaded once, where it crosses to one that does not have it."""
+    works, inputs = _works(question, flows, shape, variant), question.sight.inputs
+    if not question.machine.gpus or inputs is None:
+        return works
+    crossed = crossing(flows, inputs, variant, kept, shape.input_bytes)
+    return [replace(work, loaded_bytes=crossed) for work in works]
 
 
 def _works(question: Question, flows: Flows, shape: Shape, variant: Variant) -> list[Work]:
@@ -99,16 +127,21 @@ def _rates(question: Question) -> Rates:
     machine, link = question.machine, question.link
     return Rates(
         bytes_per_s=link.bytes_per_s,
-        latency_s=max(link.latency_s, link.busy_s),
+        latency_s=_latency_s(question),
         gather_bytes_per_s=machine.gather_bytes_per_s,
         law=replace(question.law, call_s=question.law.call_s + question.step_s / _calls(question)),
         node_s=machine.node_s,
         edge_s=machine.edge_s,
-        message_s=max(machine.message_s, _MESSAGE_S),
+        message_s=machine.message_s if machine.gpus else max(machine.message_s, _MESSAGE_S),
         byte_s=machine.byte_s,
         crowding=question.crowding,
         is_overlapped=question.training.prefetch > 0,
     )
+
+
+def _latency_s(question: Question) -> float:
+    """Of a round of messages; where threads share cores each waits for its turn."""
+    return max(question.link.latency_s, _SHARED_ROUND_S if question.crowding > 0.5 else 0.0)
 
 
 def _calls(question: Question) -> float:
@@ -163,7 +196,7 @@ def _single(question: Question, flows: Flows, shape: Shape, rates: Rates) -> Pre
     variant = variants(flows.num_hops, by_columns=False, strategies=("data",))[0]
     works = _works(question, flows, shape, variant)
     taken = seconds(_with_ends(question, works), rates)
-    memory = _memory(question, flows, works)
+    memory = batches_memory(question, flows, variant)
     return _prediction(question, "single", "single", {}, taken, works, memory)
 
 
@@ -178,8 +211,7 @@ def _macro(question: Question, flows: Flows, shape: Shape, num_batches: int | No
     busiest = max(data, key=lambda work: work.cost.total_bytes)
     sent = dict((busiest.cost * steps).bytes)
     sent["features"] = choice.rows * facts.row_bytes
-    memory = _memory(question, flows, data)
-    held = Memory(memory.training + choice.memory_bytes, memory.evaluation)
+    pool_bytes = max(choice.memory_bytes, choice.slots * facts.pool_row_bytes)
     return Prediction(
         strategy="macro",
         options={"macro": choice.k},
@@ -187,7 +219,7 @@ def _macro(question: Question, flows: Flows, shape: Shape, num_batches: int | No
         is_exact=True,
         epoch_s=choice.seconds,
         parts={"compute": compute, "wait": loading},
-        memory=held,
+        memory=windows_memory(question, flows, pool_bytes, choice.k),
         sent=sent,
         evaluate_s=evaluation_s(question),
         bound="the cores are busy" if compute > 0.8 * choice.seconds else "loading is slower than training",
@@ -197,32 +229,29 @@ def _macro(question: Question, flows: Flows, shape: Shape, num_batches: int | No
 
 def _timed(question: Question, facts: macro_plan.Facts, works: Sequence[Work]) -> macro_plan.Facts:
     """The facts with this machine's seconds in them."""
-    link, sparse = question.link, 1.0 if question.training.inputs.row_length is None else _SPARSE
+    machine, link, inputs = question.machine, question.link, question.training.inputs
+    sparse = 1.0 if inputs.row_length is None else _SPARSE
     compute = max(question.law.seconds(work.counts) for work in works)
-    machine, peers = question.machine, question.num_ranks - 1
+    handed = max(
+        work.train.total_messages * machine.message_s + work.train.total_bytes * machine.byte_s
+        for work in works
+    )
+    put_together = 0.0  # of the pool's rows, for every mini-batch; dense ones are read where they lie
+    if inputs.row_length is not None:
+        put_together = (
+            _SPARSE * max(work.loaded for work in works) * inputs.row_bytes / machine.gather_bytes_per_s
+        )
     sampled = max(work.nodes * machine.node_s + work.drawn * machine.edge_s for work in works)
     return replace(
         facts,
-        batch_cpu_s=sampled,
-        window_cpu_s=_WINDOW_S * facts.num_layers * peers,
-        latency_s=max(link.latency_s, link.busy_s),
+        batch_cpu_s=sampled + put_together,
+        window_cpu_s=_WINDOW_S * facts.num_layers * (question.num_ranks - 1),
+        latency_s=_latency_s(question),
         bytes_per_s=link.bytes_per_s,
-        compute_s=(compute + question.step_s) * question.slowed,
-        row_cpu_s=sparse * facts.row_cpu_s,
+        compute_s=(compute + handed + question.step_s) * question.slowed,
+        row_cpu_s=sparse * facts.row_cpu_s + facts.row_bytes * machine.byte_s,
         is_sharing=question.crowding > 0.5,
         crowding=max(1.0, question.crowding),
-    )
-
-
-def _memory(question: Question, flows: Flows, works: Sequence[Work]) -> Memory:
-    """Of the rank that holds most."""
-    hops = flows.num_hops
-    rank = 0 if flows.is_alike else int(flows.own[hops].rows.sum(1).argmax())
-    rows = [float(flows.own[hop].rows[rank].sum()) for hop in range(hops + 1)]
-    edges = [float(flows.own_edges[hop, rank].sum()) for hop in range(hops)]
-    held = part_bytes(question) + step_bytes(question, rows, edges, works[rank].loaded_bytes)
-    return Memory(
-        question.machine.process_bytes + held, question.machine.process_bytes + evaluation_bytes(question)
     )
 
 

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from polyhop.forecast.memory import evaluation_bytes, whole_bytes
+from polyhop.forecast.memory import servers_memory
 from polyhop.forecast.question import Question
 from polyhop.graph import Sizes
 from polyhop.nn import GAT, GCN, GraphSAGE
 from polyhop.nn.counts import Counts
-from polyhop.plan import Memory, Prediction
+from polyhop.plan import Prediction
 
 __all__ = ["predictions"]
 
@@ -53,8 +53,6 @@ def predictions(
     rows = float(cut.halo[:, rank].sum()) * sum(layer.out_columns for layer in training.counts.layers[:-1])
     crossing = 2 * rows * training.value_bytes
     wait = 2 * training.counts.num_layers * question.link.latency_s + crossing / question.link.bytes_per_s
-    process = question.machine.process_bytes
-    held = process + whole_bytes(question, cut)
     yield Prediction(
         strategy="serverless",
         options={"functions": num_functions, "intervals": num_intervals},
@@ -62,7 +60,7 @@ def predictions(
         is_exact=True,
         epoch_s=seconds + wait,
         parts={"compute": seconds, "wait": wait},
-        memory=Memory(held, process + evaluation_bytes(question)),
+        memory=servers_memory(question),
         sent={"tasks": moved / 2, "results": moved / 2, "rows": crossing / 2, "sums": crossing / 2},
         evaluate_s=question.slowed * computing / 3,
         bound="the cores are busy",

@@ -62,6 +62,8 @@ class Training:
     pool_bytes: float | None = None  # memory of windows; None: as the trainer has it
     has_weights: bool = False  # edges have
     has_loops: bool = False
+    loads_whole: bool = True  # every rank loads the graph and cuts its part out; False: parts come from a folder
+    device_cache_bytes: int = 0  # of own input rows that ranks of ``split`` keep where they compute
 
     @property
     def num_steps(self) -> int:

@@ -8,6 +8,8 @@ from typing import Any
 
 __all__ = ["Memory", "Prediction"]
 
+_ON_DEVICE = ("weights", "derived", "activations", "moments", "tables", "messages", "freed")
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -16,10 +18,27 @@ class Memory:
     training: float
     evaluation: float
     host: float = 0.0  # beside that of a rank's device: input rows that stay in the host's
+    start: float = 0.0  # until the first step: the graph is loaded, parts are made
+    items: Mapping[str, float] = field(default_factory=dict)  # of training, by name
 
     @property
     def most(self) -> float:
-        return max(self.training, self.evaluation)
+        """What must fit."""
+        return max(self.training, self.evaluation, self.start)
+
+    @property
+    def on_device(self) -> float:
+        """Of training, where layers are computed on a device with memory of its own."""
+        return sum(self.items.get(name, 0.0) for name in _ON_DEVICE)
+
+    def to_json(self) -> dict[str, Any]:
+        told = {name: getattr(self, name) for name in ("training", "evaluation", "host", "start")}
+        return {**told, "items": dict(self.items)}
+
+    @classmethod
+    def from_json(cls, given: Mapping[str, Any]) -> Memory:
+        later = {name: given[name] for name in ("host", "start", "items") if name in given}
+        return cls(given["training"], given["evaluation"], **later)
 
 
 @dataclass(frozen=True)
@@ -55,11 +74,7 @@ class Prediction:
             "epoch_s": self.epoch_s,
             "parts": dict(self.parts),
             "evaluate_s": self.evaluate_s,
-            "memory_bytes": {
-                "training": self.memory.training,
-                "evaluation": self.memory.evaluation,
-                "host": self.memory.host,
-            },
+            "memory_bytes": self.memory.to_json(),
             "bytes": dict(self.sent),
             "dollars": self.dollars,
             "bound": self.bound,
@@ -69,7 +84,6 @@ class Prediction:
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> Prediction:
-        memory = given["memory_bytes"]
         return cls(
             strategy=given["strategy"],
             options=given["options"],
@@ -77,7 +91,7 @@ class Prediction:
             is_exact=given["is_exact"],
             epoch_s=given["epoch_s"],
             parts=given["parts"],
-            memory=Memory(memory["training"], memory["evaluation"], memory.get("host", 0.0)),
+            memory=Memory.from_json(given["memory_bytes"]),
             sent=given["bytes"],
             evaluate_s=given["evaluate_s"],
             dollars=given["dollars"],

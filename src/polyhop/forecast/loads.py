@@ -1,0 +1,58 @@
+"""Input rows that cross from a host's memory to its GPUs in a step, and what rows that stay on GPUs save.
+
+    data       a rank's own mini-batch, every row once
+    split      rows of the shared mini-batch that the rank owns
+    pushpull   own columns of the mini-batches of all ranks
+
+What is kept are the likeliest rows: of ``split`` those of own nodes, so that all ranks together keep every row once; of the
+others rows (or columns) of any node, which ranks that read one another's memory may share out.
+
+Legend: P ranks, M cells of nodes that are alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from polyhop.forecast.sight import InputRows
+from polyhop.strategies.flows import Flows
+from polyhop.strategies.work import Variant
+
+__all__ = ["Kept", "crossing"]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Room on a GPU for input rows."""
+
+    num_bytes: float = 0.0
+    is_shared: bool = False  # every rank reads what all ranks keep
+
+
+def crossing(flows: Flows, inputs: InputRows, variant: Variant, kept: Kept, row_bytes: float) -> float:
+    """Bytes that a rank's GPU reads of its host in a step; ``row_bytes``: of an input row, all columns."""
+    parts, hops = flows.num_ranks, flows.num_hops
+    if variant.strategy == "split":
+        likely, nodes, rows, width = (
+            inputs.shared,
+            inputs.nodes / parts,
+            float(flows.shared[hops, 0]),
+            row_bytes,
+        )
+    else:
+        mean = (inputs.own + (parts - 1) * inputs.others) / parts
+        likely, nodes, rows, width = mean, inputs.nodes, float(flows.own[hops].rows[0].sum()), row_bytes
+    if variant.strategy == "pushpull":
+        rows, width = parts * rows, row_bytes / parts
+    room = kept.num_bytes / width * (parts if kept.is_shared else 1)
+    return rows * (1 - served(likely, nodes, room)) * width
+
+
+def served(likely: torch.Tensor, nodes: torch.Tensor, room: float) -> float:
+    """Share of what is read that is among so many of the likeliest rows."""
+    order = torch.sort(likely, descending=True).indices
+    before = nodes[order].cumsum(0) - nodes[order]
+    found = (likely[order] * (room - before).clamp(min=0).minimum(nodes[order])).sum()
+    return min(1.0, float(found / (likely * nodes).sum().clamp(min=1e-300)))
