@@ -47,10 +47,12 @@ from polyhop.plan import (
     Prediction,
     load_machine,
     make_plan,
+    rank,
     save_machine,
 )
 from polyhop.plan.calibrate import measure_cores, measure_messages, measured_law
 from polyhop.plan.cluster import machine_of
+from polyhop.plan.curve import DEVICES, Curve, curves_of
 from polyhop.plan.device import crowding_of, described, law_of_device, machine_of_device
 from polyhop.plan.learn import corrected, learn
 from polyhop.plan.topology import Topology
@@ -71,6 +73,7 @@ __all__ = [
     "plan_graph",
     "plan_together",
     "question_of_cluster",
+    "scale_cluster",
     "strategies_taking",
     "training_of",
     "unread_inputs",
@@ -198,10 +201,9 @@ def plan_cluster(
 ) -> Plan:
     """For so many ranks of a cluster that need not be there, on a graph that need not be either."""
     question = question_of_cluster(model, statistics, config, cluster, num_ranks, options)
-    found = _found(question, config, options)
     told = [*described(cluster, num_ranks), *_of_statistics(statistics, num_ranks), *_assumed(question)[1:]]
     return make_plan(
-        [_on_hosts(each, question, cluster) for each in _possible(found, cluster)],
+        _on_cluster(question, config, cluster, options),
         _limits_of(cluster, num_ranks, options.limits),
         num_ranks,
         asked=config.strategy,
@@ -227,6 +229,25 @@ def _training_of_statistics(model: nn.Module, statistics: GraphStatistics, confi
     )
 
 
+def scale_cluster(
+    model: nn.Module,
+    statistics: GraphStatistics,
+    config: Config,
+    cluster: Cluster,
+    options: PlanOptions,
+    chosen: Prediction,
+    devices: Sequence[int] = DEVICES,
+) -> list[Curve]:
+    """What an epoch would take on more and more ranks, of as many hosts of the cluster's kind as they fill."""
+    found, every = {}, replace(options, is_given=False)
+    for num_ranks in devices:
+        question = question_of_cluster(model, statistics, config, cluster, num_ranks, every)
+        ways = _on_cluster(question, config, cluster, every)
+        if ways:
+            found[num_ranks] = rank(ways, _limits_of(cluster, num_ranks, options.limits))
+    return curves_of(found, chosen)
+
+
 def question_of_cluster(
     model: nn.Module,
     statistics: GraphStatistics,
@@ -250,9 +271,13 @@ def question_of_cluster(
     return Question(training, sight, num_ranks, machine, link, law, crowding, topology)
 
 
-def _possible(found: Sequence[Prediction], cluster: Cluster) -> list[Prediction]:
-    """Functions compute on processors: beside GPUs they are not compared."""
-    return [each for each in found if not (cluster.gpus and each.strategy == "serverless")]
+def _on_cluster(
+    question: Question, config: Config, cluster: Cluster, options: PlanOptions
+) -> list[Prediction]:
+    """Of all ways. Functions compute on processors: beside GPUs they are not compared."""
+    found = _found(question, config, options)
+    possible = [each for each in found if not (cluster.gpus and each.strategy == "serverless")]
+    return [_on_hosts(each, question, cluster) for each in possible]
 
 
 def _on_hosts(given: Prediction, question: Question, cluster: Cluster) -> Prediction:

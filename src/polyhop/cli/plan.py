@@ -8,24 +8,31 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polyhop.cli import console
+from polyhop.cli.clusters import Asked, known_cluster, plan_for, show_curves, statistics_of
 from polyhop.cli.recipe import MODELS, Recipe
 from polyhop.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
     from polyhop.plan import Limits, Link, Plan
+    from polyhop.plan.curve import Curve
+    from polyhop.train.config import Config
 
 __all__ = ["command"]
 
 _PAPER = "paper:"
+_HOSTS = "Clusters that need not be there"
 _CLOUD = "Functions of a cloud (--strategy serverless --servers KIND)"
 
 
 def command(
     name: Annotated[
-        str,
+        str | None,
         typer.Argument(help="A graph, as for train; with --servers also paper:amazon, paper:friendster, ..."),
-    ],
-    workers: Annotated[int, typer.Option(min=1, help="Ranks to plan for.")] = 1,
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Ranks to plan for [default: 1; of a cluster all].", show_default=False),
+    ] = None,
     strategy: Annotated[
         str, typer.Option(help="auto: all are compared; or one, whose numbers are chosen.")
     ] = "auto",
@@ -68,6 +75,24 @@ def command(
     machine: Annotated[
         Path | None,
         typer.Option(help="Figures of another host, as 'polyhop env --calibrate --out' writes them."),
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            help="Hosts that need not be there: a file (YAML, JSON), or a preset such as p4d.24xlarge.",
+            rich_help_panel=_HOSTS,
+        ),
+    ] = None,
+    statistics: Annotated[
+        Path | None,
+        typer.Option(help="What --statistics-out wrote, in place of a graph.", rich_help_panel=_HOSTS),
+    ] = None,
+    statistics_out: Annotated[
+        Path | None, typer.Option(help="Write statistics of the graph here.", rich_help_panel=_HOSTS)
+    ] = None,
+    curve: Annotated[
+        Path | None,
+        typer.Option(help="Draw 1 to 1,024 devices here (.svg, .png).", rich_help_panel=_HOSTS),
     ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Folder to look in, before $POLYHOP_DATA.")] = None,
     nodes: Annotated[Path | None, typer.Option(help="Node table that belongs to a file of edges.")] = None,
@@ -126,19 +151,24 @@ def command(
       polyhop plan debian-packages --workers 4
       polyhop plan debian-packages --workers 4 --fanout 15,10 --link 1gbit --out plan.json
       polyhop plan synth:products?scale=0.1 --workers 8 --layers 3 --memory 4GB --allow-approximate --explain
+      polyhop plan debian-packages --cluster p4d.24xlarge --fanout 15,10 --curve curve.svg
       polyhop plan debian-packages --strategy serverless --servers c5n.2xlarge --num-servers 8
     """
-    if strategy == "serverless" and (servers is not None or name.startswith(_PAPER) or workers == 1):
-        from polyhop.cli.advice import Asked, advise
+    on_hosts = Asked(cluster, statistics, statistics_out, curve)
+    on_hosts.check(name)
+    is_cloud = servers is not None or (name or "").startswith(_PAPER) or workers in (None, 1)
+    if strategy == "serverless" and name is not None and cluster is None and is_cloud:
+        from polyhop.cli.advice import Asked as AskedOfCloud
+        from polyhop.cli.advice import advise
 
-        asked = Asked(
+        asked = AskedOfCloud(
             name, model or "gcn", layers, hidden, heads or 1, data_dir, nodes, servers or "c5n.2xlarge", num_servers,
             function_memory, processor, intervals, staleness, gpu_servers, halo, deadline, budget, prices, rates,
         )  # fmt: skip
         advise(asked, as_json=as_json)
         return
     recipe = Recipe(
-        source=name,
+        source=name or "",
         data_dir=None if data_dir is None else str(data_dir),
         nodes=None if nodes is None else str(nodes),
         split=int(split) if split.isdigit() else split,
@@ -148,29 +178,33 @@ def command(
         dropout=dropout,
         more={} if heads is None else {"heads": heads},
     )
-    made = _plan(
-        recipe,
-        workers,
-        strategy,
-        {
-            "num_neighbors": _fan_outs(fanout, layers),
-            "batch_size": batch_size,
-            "max_epochs": epochs,
-            "cache": cache,
-        },
-        partitioner,
-        _limits(exact=exact, memory=memory, budget=budget, deadline=deadline, epochs=epochs),
-        machine,
-        None if link is None else _link(link, latency),
-    )
+    given = {
+        "num_neighbors": _fan_outs(fanout, layers),
+        "batch_size": batch_size,
+        "max_epochs": epochs,
+        "cache": cache,
+    }
+    config = _config(strategy, given)
+    limits = _limits(exact=exact, memory=memory, budget=budget, deadline=deadline, epochs=epochs)
+    between, curves = None if link is None else _link(link, latency), list["Curve"]()
+    if cluster is not None or statistics_out is not None:
+        there = None if cluster is None else known_cluster(cluster, workers)
+        known, recipe = statistics_of(on_hosts, recipe, config, partitioner)
+        if there is None:
+            return
+        made, curves = plan_for(on_hosts, there, known, recipe, config, limits, between)
+    else:
+        made = _plan(recipe, workers or 1, config, partitioner, limits, machine, between)
     if out is not None:
         _write(made, out)
     if as_json:
-        console.print_json(made.to_json())
+        told = {"curves": [each.to_json() for each in curves]} if curves else {}
+        console.print_json(made.to_json() | told)
     else:
         _show(made, explain=explain)
+        show_curves(curves, on_hosts)
         if out is not None:
-            print(f"\nwritten to {out}: polyhop train {name} ... --workers {workers} --plan {out}")
+            print(f"\nwritten to {out}: polyhop train {name} ... --workers {made.num_ranks} --plan {out}")
 
 
 def _fan_outs(given: str, layers: int) -> list[int] | None:
@@ -223,11 +257,19 @@ def _link(text: str, latency_ms: float) -> Link:
     return Link(float(match[1]) * scale / 8, latency_ms / 1e3)
 
 
+def _config(strategy: str, options: dict[str, Any]) -> Config:
+    from polyhop.strategies import STRATEGIES
+    from polyhop.train.config import Config
+
+    if strategy not in ("auto", *STRATEGIES):
+        raise ConfigError(unknown("strategy", strategy, ("auto", *STRATEGIES)))
+    return Config(strategy=strategy, **options)
+
+
 def _plan(
     recipe: Recipe,
     workers: int,
-    strategy: str,
-    options: dict[str, Any],
+    config: Config,
     partitioner: str,
     limits: Limits,
     machine: Path | None,
@@ -239,12 +281,7 @@ def _plan(
     from polyhop.partition import default_method, partition
     from polyhop.plan import load_machine
     from polyhop.planner import PlanOptions, plan_graph, unread_inputs
-    from polyhop.strategies import STRATEGIES
-    from polyhop.train.config import Config
 
-    if strategy not in ("auto", *STRATEGIES):
-        raise ConfigError(unknown("strategy", strategy, ("auto", *STRATEGIES)))
-    config = Config(strategy=strategy, **options)
     about = sizes(recipe.source, data_dir=recipe.data_dir, nodes=recipe.nodes)
     graph = load(
         recipe.source, data_dir=recipe.data_dir, nodes=recipe.nodes, split=recipe.split, features="none"
@@ -281,7 +318,8 @@ def _show(made: Plan, *, explain: bool) -> None:
     print("assumed")
     console.show_table(list(made.assumed), indent=2)
     print("\nan epoch")
-    rows = [("", "seconds", "memory a rank", "sent by a rank", "", "")]
+    has_prices = any(each.prediction.dollars is not None for each in made.ranked)
+    rows = [("", "seconds", "memory a rank", "sent by a rank", "dollars" if has_prices else "", "", "")]
     for each in made.ranked:
         one = each.prediction
         pace = one.epoch_s / max(made.chosen.epoch_s, 1e-12)
@@ -292,6 +330,7 @@ def _show(made: Plan, *, explain: bool) -> None:
                 duration(one.epoch_s),
                 size(one.memory.most),
                 size(one.sent_bytes) if one.sent_bytes else "-",
+                "" if one.dollars is None else f"{one.dollars:.4f}",
                 f"{pace:.1f} x",
                 note,
             )
@@ -299,11 +338,11 @@ def _show(made: Plan, *, explain: bool) -> None:
         if explain:
             parts = ", ".join(f"{name} {duration(value)}" for name, value in one.parts.items())
             kinds = ", ".join(f"{kind} {size(value)}" for kind, value in one.sent.items() if value)
-            rows.append(("", "", "", "", "", f"  {parts}; {kinds}" if kinds else f"  {parts}"))
-    widths = [max(len(row[at]) for row in rows) for at in range(5)]
+            rows.append(("", "", "", "", "", "", f"  {parts}; {kinds}" if kinds else f"  {parts}"))
+    widths = [max(len(row[at]) for row in rows) for at in range(6)]
     for row in rows:
-        cells = [row[0].ljust(widths[0]), *(row[at].rjust(widths[at]) for at in range(1, 5))]
-        print(("  " + "  ".join([*cells, row[5]])).rstrip())
+        cells = [row[0].ljust(widths[0]), *(row[at].rjust(widths[at]) for at in range(1, 6) if widths[at])]
+        print(("  " + "  ".join([*cells, row[6]])).rstrip())
     print("\n" + "\n".join(made.why))
     for line in made.advice:
         print(line)

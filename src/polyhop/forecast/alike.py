@@ -195,6 +195,14 @@ def _each(value: float, num_parts: int) -> Tensor:
     return torch.full((num_parts,), value, dtype=torch.float64)
 
 
+def _expected(own: float, others: float, num_parts: int, size: float) -> Pairs:
+    """Of two parts, then of all: they are alike."""
+    two = expected_pairs(_pairs(own, others / max(1, num_parts - 1), 2), _each(size, 2))
+    return Pairs(
+        _pairs(own, others, num_parts), _pairs(0.0, float(two.ids[0, 1]) * (num_parts - 1), num_parts)
+    )
+
+
 def _pairs(own: float, others: float, num_parts: int) -> Tensor:
     """float64 [P, P]: so much of the own part, and of all others together."""
     found = torch.full((num_parts, num_parts), others / max(1, num_parts - 1), dtype=torch.float64)
@@ -287,15 +295,11 @@ class _Drawn:
 
     def flows(self, totals: Mapping[str, float]) -> Flows:
         parts, hops = self.num_parts, len(self.draws)
-        sizes = _each(self.statistics.num_nodes / parts, parts)
 
-        def told(name: str) -> Pairs:
-            return expected_pairs(_pairs(0.0, totals[name], parts), sizes)
+        def told(own: float, others: float) -> Pairs:
+            return _expected(own, others, parts, self.statistics.num_nodes / parts)
 
-        own = [
-            expected_pairs(_pairs(totals[f"own {at}"], totals[f"others {at}"], parts), sizes)
-            for at in range(hops + 1)
-        ]
+        own = [told(totals[f"own {at}"], totals[f"others {at}"]) for at in range(hops + 1)]
         edges = [
             _pairs(totals[f"own edges {at}"], totals[f"others' edges {at}"], parts) for at in range(hops)
         ]
@@ -303,15 +307,14 @@ class _Drawn:
             totals[f"others {hops}"], self._hottest(self.hops[-1].others, self.num_parts - 1, totals, hops)
         )
         copied = self._copied(totals, hops)
-        fetched = _pairs(totals[f"own {hops}"], totals[f"others {hops}"] - kept, parts)
         return Flows(
             own,
             torch.stack(edges),
-            expected_pairs(fetched, sizes),
+            told(totals[f"own {hops}"], totals[f"others {hops}"] - kept),
             torch.stack([_each(totals[f"shared {at}"], parts) for at in range(hops + 1)]),
             torch.stack([_each(totals[f"shared edges {at}"], parts) for at in range(hops)]),
-            [told(f"crossing {at}") for at in range(hops)],
-            expected_pairs(_pairs(0.0, totals[f"crossing {hops - 1}"] - copied, parts), sizes),
+            [told(0.0, totals[f"crossing {at}"]) for at in range(hops)],
+            told(0.0, totals[f"crossing {hops - 1}"] - copied),
             _each(copied, parts),
             _each(
                 totals[f"shared {hops}"], parts

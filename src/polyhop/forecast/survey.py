@@ -46,7 +46,7 @@ def survey(
         inputs.num_features,
         graph.num_classes,
         labelled(graph).numel(),
-        degrees=degree_cells(graph),
+        degrees=tuple(degree_cells(graph)),
         halo={each: measured(graph, parts[each]) for each in parts if each > 1},
         row_length=inputs.row_length,
         row_dtype=str(inputs.dtype).removeprefix("torch."),

@@ -35,10 +35,10 @@ class Limits:
         found = []
         if not given.is_exact and not self.allows_approximate:
             found.append("approximate")
-        if given.memory.most > self.memory_bytes:
-            found.append(f"needs {size(given.memory.most)} a rank, {size(self.memory_bytes)} given")
-        if given.memory.most > self.device_bytes:
-            found.append(f"needs {size(given.memory.most)} a rank, its device has {size(self.device_bytes)}")
+        if given.memory.needed > self.memory_bytes:
+            found.append(f"needs {size(given.memory.needed)} a rank, {size(self.memory_bytes)} given")
+        if given.memory.needed > self.device_bytes:
+            found.append(f"needs {size(given.memory.needed)} a rank, its device has {size(self.device_bytes)}")
         if given.memory.host > self.host_bytes:
             found.append(
                 f"needs {size(given.memory.host)} of the host a rank, {size(self.host_bytes)} are there"
@@ -49,9 +49,13 @@ class Limits:
             found.append(f"takes {duration(given.epoch_s * self.num_epochs)}, {duration(self.seconds)} given")
         return found
 
+    def has_room(self, given: Prediction) -> bool:
+        most = min(self.memory_bytes, self.device_bytes)
+        return given.memory.needed <= most and given.memory.host <= self.host_bytes
+
     def excess(self, given: Prediction) -> float:
         """How many times over the limits, at the worst; 1 or less: inside them."""
-        worst = given.memory.most / min(self.memory_bytes, self.device_bytes)
+        worst = given.memory.needed / min(self.memory_bytes, self.device_bytes)
         worst = max(worst, given.memory.host / self.host_bytes)
         if given.dollars is not None:
             worst = max(worst, given.dollars * self.num_epochs / self.dollars)
@@ -65,6 +69,8 @@ class Ranked:
     prediction: Prediction
     why_not: tuple[str, ...] = ()
 
+    has_room: bool = True  # in memory, whatever else is not kept
+
     @property
     def fits(self) -> bool:
         return not self.why_not
@@ -72,7 +78,7 @@ class Ranked:
 
 def rank(predictions: Iterable[Prediction], limits: Limits) -> list[Ranked]:
     """Those that fit first, each group by time. ConfigError if there are none at all."""
-    found = [Ranked(each, tuple(limits.broken(each))) for each in predictions]
+    found = [Ranked(each, tuple(limits.broken(each)), limits.has_room(each)) for each in predictions]
     if not found:
         raise ConfigError("no strategy can train this model on this graph with these options")
     fitting = sorted((each for each in found if each.fits), key=lambda each: each.prediction.epoch_s)
