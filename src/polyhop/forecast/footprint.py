@@ -1,7 +1,7 @@
 """What steps and evaluation of a model hold, found by running it on a few rows in the proportions of the real ones.
 
-While the model runs forward and backward, twice, on blocks whose rows, edges and halo rows are to each other as the real ones
-are, all that is alive is counted (``live``): activations that autograd keeps, what layers derive of edges, what lives for a
+While the model runs forward and backward, twice, on blocks whose rows, edges and halo rows are to each other as the real
+ones are, all that is alive is counted (``live``): activations that autograd keeps, what layers derive of edges, what lives a
 moment. Bytes are a line in the number of rows, so two runs, on some hundred rows and on twice as many, tell of any number.
 Weights and their gradients are left out.
 
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from polyhop.forecast.live import Live
 from polyhop.forecast.training import Inputs, Training
 from polyhop.graph import Block, HaloBlock, SparseRows
+from polyhop.graph.aggregated import AggregatedRows
 from polyhop.kernels.keys import Key
 from polyhop.strategies.halo_plan import Plan
 from polyhop.strategies.inputs import summed_once
@@ -45,6 +46,7 @@ class LayerRows:
     central: float = 0.0  # of the destinations, those that read no halo row
     central_edges: float = 0.0
     is_crossing: bool = False  # rows arrive while the layer runs
+    is_joined: bool = False  # rows of others are put behind the own ones before it runs
 
     def scaled(self, share: float) -> LayerRows:
         """Whole numbers."""
@@ -61,6 +63,7 @@ class LayerRows:
             central,
             central_edges,
             self.is_crossing,
+            self.is_joined,
         )
 
 
@@ -115,8 +118,19 @@ def _rounded(layers: Sequence[LayerRows]) -> tuple[LayerRows, ...]:
     def digits(value: float) -> float:
         return float(f"{value:.4g}")
 
-    names = ("own", "dst", "edges", "halo", "central", "central_edges")
-    return tuple(replace(each, **{name: digits(getattr(each, name)) for name in names}) for each in layers)
+    return tuple(
+        LayerRows(
+            digits(each.own),
+            digits(each.dst),
+            digits(each.edges),
+            digits(each.halo),
+            digits(each.central),
+            digits(each.central_edges),
+            each.is_crossing,
+            each.is_joined,
+        )
+        for each in layers
+    )
 
 
 @lru_cache(maxsize=256)
@@ -191,7 +205,7 @@ class _Probe:
             if each not in made:
                 made[each] = self._block(each, index=len(made))
         self.blocks = [made[each] for each in layers]
-        self._halo = [each.halo for each in layers]
+        self._halo, self._is_joined = [each.halo for each in layers], [each.is_joined for each in layers]
         inputs = replace(training.inputs, row_length=None) if is_dense else training.inputs
         first = layers[0]
         num_rows = first.own if first.is_crossing else int(first.own + first.halo)
@@ -244,26 +258,30 @@ class _Probe:
         live = self._live([labels, at])
         with torch.enable_grad(), torch.autograd.set_multithreading_enabled(False), live:
             for repeat in range(2):  # the second has what the first derived
-                marks = [float(live.now)]
-                state = (
-                    {"h": x}
-                    if hasattr(x, "z")
-                    else model.begin(x, ids=blocks[0].src_ids, key=Key(0, 0, repeat))
-                )
-                marks.append(live.now)
-                for index, block in enumerate(blocks):
-                    state = model.layer(index, block, state, key=Key(0, 0, repeat))
-                    marks.append(live.now)
-                logits = model.finish(state, ids=blocks[-1].dst_ids(), key=Key(0, 0, repeat))
-                del state
-                marks.append(live.now)
-                kept = [after - before for before, after in pairwise(marks)]
+                logits, kept = self._forward(x, blocks, Key(0, 0, repeat), live)
                 loss = nn.functional.cross_entropy(logits.index_select(0, at), labels, reduction="sum")
                 loss.backward()  # type: ignore[no-untyped-call]
                 del logits, loss
                 for parameter in model.parameters():
                     parameter.grad = None
         return [float(live.most), float(live.now), *kept]
+
+    def _forward(self, x: Any, blocks: Sequence[Block], key: Key, live: Live) -> tuple[Tensor, list[float]]:
+        """(logits, bytes that are alive after begin, every layer, finish, more than before)."""
+        model, marks = self._model, [float(live.now)]
+        is_summed = isinstance(x, AggregatedRows)
+        state: Any = {"h": x} if is_summed else model.begin(x, ids=blocks[0].src_ids, key=key)
+        marks.append(live.now)
+        for index, block in enumerate(blocks):
+            if self._is_joined[index]:
+                count = int(self._halo[index])
+                state = {name: _joined(rows, count) for name, rows in state.items()}
+            state = model.layer(index, block, state, key=key)
+            marks.append(live.now)
+        logits = model.finish(state, ids=blocks[-1].dst_ids(), key=key)
+        del state
+        marks.append(live.now)
+        return logits, [after - before for before, after in pairwise(marks)]
 
     def evaluate(self, *, is_copied: bool) -> float:
         """The most that is alive."""
@@ -273,12 +291,12 @@ class _Probe:
             state = model.begin(rows)
             del rows
             for index, (block, halo) in enumerate(zip(self.blocks, self._halo, strict=True)):
-                state = model.layer(index, block, state)
+                before, state = state, model.layer(index, block, state)
                 if index + 1 < len(self.blocks) and halo:
-                    state = {
-                        name: torch.cat([value, value.new_zeros(int(halo), *value.shape[1:])])
-                        for name, value in state.items()
-                    }
+                    leaving = [value.new_zeros(int(halo), *value.shape[1:]) for value in state.values()]
+                    state = {name: _joined(value, int(halo)) for name, value in state.items()}
+                    del leaving
+                del before
             model.finish(state)
         return float(live.most)
 
@@ -319,6 +337,11 @@ def _copied(x: Tensor | SparseRows) -> Tensor | SparseRows:
     if isinstance(x, Tensor):
         return x.clone()
     return replace(x, indptr=x.indptr.clone(), indices=x.indices.clone(), values=x.values.clone(), _cache={})
+
+
+def _joined(rows: Tensor, count: int) -> Tensor:
+    """With so many rows of others behind them."""
+    return torch.cat([rows, rows.new_zeros(count, *rows.shape[1:])])
 
 
 def _tensors(held: Any) -> list[Tensor]:

@@ -18,11 +18,11 @@ from torch.utils._pytree import tree_leaves
 __all__ = ["Live"]
 
 
-class Live(TorchDispatchMode):
+class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """``now`` and ``most``: bytes; storages of ``known`` tensors, and those of a parameter's size, are left out."""
 
     def __init__(self, known: Iterable[Tensor] = (), sizes: Iterable[int] = ()) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._known = list(known)  # so that no address comes twice
         self._is_known = {each.untyped_storage()._cdata for each in self._known}
         self._sizes, self._alive = frozenset(sizes), dict[int, int]()

@@ -3,7 +3,7 @@
     start        process + whole graph + the larger of: making parts (rank 0), cutting the own part out; none of it where
                  parts come from a folder
     training     process + part + inputs + weights + loaded + (1 + freed) (derived + activations + moments)
-    evaluation   process + part + inputs + weights + fetched + (1 + freed) (derived + layers)
+    evaluation   process + part + inputs + weights + loaded + fetched + (1 + freed once) (derived + layers)
 
     part         lists of edges, facts of own and halo nodes, labels; on the full graph the blocks that layers read
     inputs       own rows as they are stored, and as steps read them where that is another way
@@ -25,8 +25,8 @@ Legend: n own nodes, H halo nodes, S = n + H, E edges, F features, P ranks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from torch import nn
@@ -54,12 +54,14 @@ __all__ = [
 
 FREED = 0.9
 """Of what a step allocates: 0.5 to 1.4 after eight steps on the full graph, on graphs of 10 to 50 edges a node."""
+_FREED_ONCE = 0.5  # the same of one pass of evaluation
 _FREED_GPU = 0.2  # of a device, whose blocks are kept by size; not measured
 
 _FACTS = 8 + 4 + 4 + 8  # of a source: the user's id, two degrees, the new id
 _LABELS = 8 + 8  # label, place in the split
 _WEIGHTS = 6  # values a parameter
 _LATE_BYTES = 8e7  # of a process: what comes with its first step (optimisers load torch's compiler)
+_SPREAD = 0.3  # of what is held beside the process; the worst of 40 runs had a quarter more than foreseen
 _CHANNELS = 2.5e7  # lines and threads between ranks, and what the strategy has tried: of a graph of few nodes
 _ANEW = ("derived", "activations", "moments")
 _PARTS = 85.0  # of an edge of the whole graph, while METIS makes parts
@@ -153,7 +155,7 @@ def stage_memory(
     each, chunks = training.num_nodes / num_chunks, num_chunks / num_ways
     edges = training.num_edges / num_chunks
     others = 0.0 if num_chunks == 1 else each * min(question.sight.cut.replicas_of(num_chunks), edges / each)
-    above = LayerRows(each, each, edges, others, is_crossing=others > 0)
+    above = LayerRows(each, each, edges, others, is_joined=others > 0)
     layers = [LayerRows(each + others, each, edges), *[above] * (training.counts.num_layers - 1)]
     found = stepped(training, layers, training.num_train / num_chunks)
     own = _part(question, 0 if question.sight.is_alike else int(question.sight.cut.edges.argmax()))
@@ -230,7 +232,7 @@ def _batches(
     seeds = training.batch_size / question.num_ranks
     found = stepped(training, layers, seeds, is_dense=is_dense)
     row = training.inputs.num_features * size
-    if training.inputs.row_length is not None and not is_dense:
+    if training.inputs.row_length is not None:
         row = round(8 + (4 + size) * training.inputs.row_length)
     block = 4 * edges + 20 * rows
     inputs = (layers[0].own + layers[0].halo) * row
@@ -245,7 +247,8 @@ def _batches(
     elif in_place:
         items["loaded"] = ahead * block
     else:
-        items["loaded"] = ahead * (inputs + block) + (2 if question.num_ranks > 1 else 1) * inputs
+        dense = (layers[0].own + layers[0].halo) * training.inputs.num_features * size if is_dense else 0.0
+        items["loaded"] = dense + ahead * (inputs + block) + (2 if question.num_ranks > 1 else 1) * inputs
     items["loaded"] += training.cache_bytes if variant.has_cache else 0.0
     if part is None:
         whole = LayerRows(training.num_nodes, training.num_nodes, training.num_edges)
@@ -370,14 +373,21 @@ def _memory(
     found = {"process": process, **items}
     if part is not None:
         found.setdefault("fetched", part.halo * _row(question))
-    still = sum(value for name, value in found.items() if name not in (*_ANEW, "loaded"))
+    still = sum(value for name, value in found.items() if name not in _ANEW)
     found["freed"] = share * (_allocated(items) if allocated is None else allocated)
-    return Memory(
-        training=sum(found.values()),
-        evaluation=still + (1 + share) * sum(over.values()),
-        start=0.0 if question.machine.gpus else max(0.0, process - _LATE_BYTES) + start,
-        items=found,
+    return _with_spread(
+        question,
+        Memory(
+            training=sum(found.values()),
+            evaluation=still + (1 + min(share, _FREED_ONCE)) * sum(over.values()),
+            start=0.0 if question.machine.gpus else max(0.0, process - _LATE_BYTES) + start,
+            items=found,
+        ),
     )
+
+
+def _with_spread(question: Question, found: Memory) -> Memory:
+    return replace(found, spread=_SPREAD * (found.most - question.machine.process_bytes))
 
 
 def _row(question: Question) -> float:
@@ -388,13 +398,13 @@ def _row(question: Question) -> float:
     )
 
 
-def _most(found: object) -> Memory:
+def _most(found: Iterable[Memory]) -> Memory:
     """Of each phase the rank that needs most; items of the one that trains with most."""
-    each = list(found)  # type: ignore[call-overload]
+    each = list(found)
     busiest = max(each, key=lambda memory: memory.training)
-    return Memory(
-        busiest.training,
-        max(memory.evaluation for memory in each),
+    return replace(
+        busiest,
+        evaluation=max(memory.evaluation for memory in each),
         start=max(memory.start for memory in each),
-        items=busiest.items,
+        spread=max(memory.needed for memory in each) - max(memory.most for memory in each),
     )

@@ -16,7 +16,7 @@ from polyhop.plan.search import Limits, Ranked, duration, rank, size
 __all__ = ["PLAN_FILE", "Plan", "make_plan", "read_plan"]
 
 PLAN_FILE = "plan.json"
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Plan:
         sent = f", {size(best.sent_bytes)} sent by a rank" if best.sent_bytes else ""
         first = (
             f"{best.name}: {duration(best.epoch_s)} an epoch expected, {best.bound}; "
-            f"{size(best.memory.most)} a rank{sent}"
+            f"{size(best.memory.needed)} a rank{sent}"
         )
         return first, self._others() or "nothing else can train so"
 
@@ -80,15 +80,15 @@ class Plan:
 
     def _changes(self) -> list[str]:
         found, best, limits = [], self.chosen, self.limits
-        if best.memory.most > limits.memory_bytes:
-            found.append(f"give --memory {_rounded(best.memory.most)}")
-            least = min((each.prediction for each in self.ranked), key=lambda each: each.memory.most)
-            if least.memory.most <= limits.memory_bytes and not least.is_exact:
-                found.append(f"or --allow-approximate: {least.name} needs {size(least.memory.most)}")
+        if best.memory.needed > limits.memory_bytes:
+            found.append(f"give --memory {_rounded(best.memory.needed)}")
+            least = min((each.prediction for each in self.ranked), key=lambda each: each.memory.needed)
+            if least.memory.needed <= limits.memory_bytes and not least.is_exact:
+                found.append(f"or --allow-approximate: {least.name} needs {size(least.memory.needed)}")
             found.append("or more ranks, a smaller --batch-size or smaller --fanout")
-        if best.memory.most > limits.device_bytes:
+        if best.memory.needed > limits.device_bytes:
             found.append(
-                f"devices of {_rounded(best.memory.most)}, or more ranks, a smaller --batch-size or --fanout"
+                f"devices of {_rounded(best.memory.needed)}, or more ranks, a smaller --batch-size or --fanout"
             )
         if best.memory.host > limits.host_bytes:
             found.append(f"hosts with {_rounded(best.memory.host)} for each rank, or more of them")
@@ -126,7 +126,10 @@ class Plan:
             "limits": limits,
             "assumed": [list(each) for each in self.assumed],
             "chosen": self.chosen.to_json(),
-            "ranked": [each.prediction.to_json() | {"why_not": list(each.why_not)} for each in self.ranked],
+            "ranked": [
+                each.prediction.to_json() | {"why_not": list(each.why_not), "has_room": each.has_room}
+                for each in self.ranked
+            ],
             "alone": None if self.alone is None else self.alone.to_json(),
         }
 
@@ -136,7 +139,10 @@ class Plan:
             name: math.inf if value is None else value for name, value in given["limits"].items()
         }
         return cls(
-            tuple(Ranked(Prediction.from_json(each), tuple(each["why_not"])) for each in given["ranked"]),
+            tuple(
+                Ranked(Prediction.from_json(each), tuple(each["why_not"]), each["has_room"])
+                for each in given["ranked"]
+            ),
             given["workers"],
             Limits(**limits),
             tuple((what, text) for what, text in given["assumed"]),

@@ -19,12 +19,18 @@ class Memory:
     evaluation: float
     host: float = 0.0  # beside that of a rank's device: input rows that stay in the host's
     start: float = 0.0  # until the first step: the graph is loaded, parts are made
+    spread: float = 0.0  # by which runs may need more
     items: Mapping[str, float] = field(default_factory=dict)  # of training, by name
 
     @property
     def most(self) -> float:
-        """What must fit."""
+        """Of all phases."""
         return max(self.training, self.evaluation, self.start)
+
+    @property
+    def needed(self) -> float:
+        """What must be there for a plan to be said to fit."""
+        return self.most + self.spread
 
     @property
     def on_device(self) -> float:
@@ -32,12 +38,12 @@ class Memory:
         return sum(self.items.get(name, 0.0) for name in _ON_DEVICE)
 
     def to_json(self) -> dict[str, Any]:
-        told = {name: getattr(self, name) for name in ("training", "evaluation", "host", "start")}
+        told = {name: getattr(self, name) for name in ("training", "evaluation", "host", "start", "spread")}
         return {**told, "items": dict(self.items)}
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> Memory:
-        later = {name: given[name] for name in ("host", "start", "items") if name in given}
+        later = {name: given[name] for name in ("host", "start", "spread", "items") if name in given}
         return cls(given["training"], given["evaluation"], **later)
 
 
