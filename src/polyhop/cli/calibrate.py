@@ -31,13 +31,7 @@ def calibrate(tell: Callable[[str], None], out: Path | None = None) -> Machine:
     tell("measuring this host (about ten seconds; kept for the next time)")
     found = measure_cores()
     told = run(_measure_rank, (), Launch(num_ranks=max(2, os.cpu_count() or 2)))
-    found = replace(
-        found,
-        link=Link(*told["link"]),
-        message_s=told["message_s"],
-        byte_s=told["byte_s"],
-        process_bytes=told["process_bytes"],
-    )
+    found = replace(found, link=Link(*told["link"]), message_s=told["message_s"], byte_s=told["byte_s"])
     save_machine(found)
     if out is not None:
         save_machine(found, out)
@@ -45,12 +39,11 @@ def calibrate(tell: Callable[[str], None], out: Path | None = None) -> Machine:
 
 
 def _measure_rank(context: RankContext) -> dict[str, Any]:
-    from polyhop.plan.calibrate import measure_messages, resident_bytes
+    from polyhop.plan.calibrate import measure_messages
 
     link, message_s, byte_s = measure_messages(context.comm)
     return {
         "link": [link.bytes_per_s, link.latency_s],
         "message_s": message_s,
         "byte_s": byte_s,
-        "process_bytes": resident_bytes(),
     }
