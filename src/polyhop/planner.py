@@ -18,7 +18,7 @@ from torch import nn
 
 from polyhop.comm import Collective
 from polyhop.datasets import GraphSizes
-from polyhop.errors import ConfigError
+from polyhop.errors import ConfigError, PolyhopError
 from polyhop.forecast import (
     GraphStatistics,
     Inputs,
@@ -158,6 +158,7 @@ def training_of(
         config.memory_bytes,
         weight is not None,
         loops is not None,
+        loads_whole=isinstance(graph, Graph) or graph.folder is None,
     )
 
 
@@ -226,6 +227,7 @@ def _training_of_statistics(model: nn.Module, statistics: GraphStatistics, confi
         config.prefetch,
         config.cache_bytes,
         config.memory_bytes,
+        device_cache_bytes=config.device_cache_bytes,
     )
 
 
@@ -352,7 +354,7 @@ def plan_together(
         question = Question(training, sight, line.num_ranks, machine, options.link or link, law, crowding)
         try:
             made = {"plan": _plan(question, config, options).to_json()}
-        except ConfigError as error:
+        except PolyhopError as error:  # the others wait for an answer
             made = {"error": str(error)}
     told = share_value(made, line)
     if "error" in told:
@@ -463,12 +465,20 @@ def _found(question: Question, config: Config, options: PlanOptions) -> list[Pre
 def _plan(question: Question, config: Config, options: PlanOptions) -> Plan:
     return make_plan(
         _found(question, config, options),
-        options.limits,
+        _limits_here(question, options.limits),
         question.num_ranks,
         asked=config.strategy,
         assumed=_assumed(question),
         alone=_alone(question),
     )
+
+
+def _limits_here(question: Question, limits: Limits) -> Limits:
+    """Ranks of a host share its memory, whatever is allowed."""
+    if question.training.weights[0].device.type != "cpu":
+        return limits
+    here = max(1, round(question.crowding * question.machine.cores))
+    return replace(limits, device_bytes=min(limits.device_bytes, question.machine.memory_bytes / here))
 
 
 def _own_options(config: Config) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from polyhop.trainer import Trainer
 LAW = Law(2e-11, 5e-10, 1.5e-11, 5e-10, 1e-4, 16e6)
 
 
-def asked(fan_outs: list[int] | None = None, **more: Any) -> Question:
+def asked(fan_outs: list[int] | None = None, bytes_per_s: float = 1e8, **more: Any) -> Question:
     graph = generate("sbm:?nodes=600&classes=5&p_in=0.03&p_out=0.002&features=12&seed=3")
     batch = 128 if fan_outs else None
     model = GraphSAGE(12, 16, 2, out_channels=5) if fan_outs else GCNII(12, 16, 4, out_channels=5)
@@ -30,7 +30,7 @@ def asked(fan_outs: list[int] | None = None, **more: Any) -> Question:
     machine = load_machine()
     assert machine is not None
     sight = look_at(graph, partition(graph, 4, "hash"), training)
-    return Question(training, sight, 4, machine, Link(1e8, 1e-4, 1e-4), LAW, 1.0)
+    return Question(training, sight, 4, machine, Link(bytes_per_s, 1e-4, 1e-4), LAW, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_cache_that_is_given_is_used() -> None:
 
 
 def test_what_takes_longer_is_foreseen_to() -> None:
-    question = asked()
+    question = asked(bytes_per_s=1e6)
     assert of_given(question, "halo", {"overlap": False}).epoch_s > of_given(question, "halo", {}).epoch_s
     naive, plain = of_given(question, "halo", {"naive_halo": True}), of_given(question, "halo", {})
     assert naive.epoch_s > plain.epoch_s

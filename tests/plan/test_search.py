@@ -143,7 +143,7 @@ def test_json_and_back(tmp_path: Path) -> None:
     assert again.why == plan.why
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 99}', '{"version": 1, "ranked": 3}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 99}', '{"version": 2, "ranked": 3}'])
 def test_files_that_are_no_plan(tmp_path: Path, text: str) -> None:
     path = tmp_path / "plan.json"
     path.write_text(text)

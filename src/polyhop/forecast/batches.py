@@ -13,12 +13,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from polyhop.forecast.loads import Kept, crossing
+from polyhop.forecast.loads import Kept, crossing, drawn
 from polyhop.forecast.memory import batches_memory, windows_memory
 from polyhop.forecast.question import Question
 from polyhop.graph import Sizes
 from polyhop.nn.counts import Counts
-from polyhop.plan import Prediction
+from polyhop.plan import Memory, Prediction, size
 from polyhop.sample.wire import Wire
 from polyhop.strategies import macro_plan
 from polyhop.strategies.flows import Flows
@@ -33,6 +33,7 @@ _SHARED_ROUND_S = (
     2e-3  # fitted to 55 runs on 2 and 4 ranks of 2 cores; measured alone it is anything from 0.1 to 30 ms
 )
 _SPARSE = 6.0  # times as long to put together a byte of sparse rows
+_ROW_PASSES = 4  # over a row of a window: read, sent, received, stored
 _WINDOW_S = 2.2e-3  # of a window, for each hop and peer: 20 ms with 3 hops between 4 ranks
 _BOUNDS = {
     "compute": "the cores are busy",
@@ -56,7 +57,16 @@ def predictions(question: Question) -> Iterator[Prediction]:
     )
     for variant in among:
         yield _of_variant(question, flows, shape, rates, variant)
+    for num_bytes, cached in question.sight.cached.items():
+        yield _with_cache(question, num_bytes, cached, shape, rates)
     yield _macro(question, flows, shape)
+
+
+def _with_cache(question: Question, num_bytes: int, flows: Flows, shape: Shape, rates: Rates) -> Prediction:
+    """``data`` with a cache that the user leaves open."""
+    asked = replace(question, training=replace(question.training, cache_bytes=num_bytes))
+    found = _of_variant(asked, flows, shape, rates, Variant("data", has_cache=True))
+    return replace(found, name=f"data with a cache of {size(num_bytes)}")
 
 
 def of_windows(question: Question, num_batches: int) -> Prediction:
@@ -65,10 +75,14 @@ def of_windows(question: Question, num_batches: int) -> Prediction:
     return _macro(question, question.sight.flows, _shape(question), num_batches)
 
 
-def of_variant(question: Question, variant: Variant, kept: Kept) -> Prediction:
-    """A way to train whose GPUs keep input rows, whether or not ours of that name can."""
+def of_variant(question: Question, variant: Variant, kept: Kept, uneven: float = 1.0) -> Prediction:
+    """A way to train whose GPUs keep input rows or draw neighbours, whether or not ours of that name can.
+
+    ``uneven``: work of the busiest rank over the mean, where parts are known to be so.
+    """
     assert question.sight.flows is not None, "ranks have looked at mini-batches"
-    return _of_variant(question, question.sight.flows, _shape(question), _rates(question), variant, kept)
+    shape, rates = _shape(question), _rates(question)
+    return _of_variant(question, question.sight.flows, shape, rates, variant, kept, uneven)
 
 
 def _of_variant(
@@ -78,14 +92,30 @@ def _of_variant(
     rates: Rates,
     variant: Variant,
     kept: Kept | None = None,
+    uneven: float = 1.0,
 ) -> Prediction:
     given = question.training.device_cache_bytes if variant.strategy == "split" else 0
     room = kept or Kept(given)
-    works = _loading(question, flows, shape, variant, room)
+    works = [_times(work, uneven) for work in _loading(question, flows, shape, variant, room)]
     taken = seconds(_with_ends(question, works), rates)
     options = _trainer_options(variant.options(question.training.cache_bytes))
     memory = batches_memory(question, flows, variant, kept_bytes=room.num_bytes)
     return _prediction(question, variant.strategy, str(variant), options, taken, works, memory)
+
+
+def _times(work: Work, uneven: float) -> Work:
+    """So much more work, in as many calls and rounds."""
+    if uneven == 1:
+        return work
+    return replace(
+        work,
+        ahead_to=[uneven * each for each in work.ahead_to],
+        train_to=[uneven * each for each in work.train_to],
+        loaded_bytes=uneven * work.loaded_bytes,
+        nodes=uneven * work.nodes,
+        drawn=uneven * work.drawn,
+        counts=replace(work.counts * uneven, calls=work.counts.calls),
+    )
 
 
 def _loading(question: Question, flows: Flows, shape: Shape, variant: Variant, kept: Kept) -> list[Work]:
@@ -94,7 +124,10 @@ def _loading(question: Question, flows: Flows, shape: Shape, variant: Variant, k
     if not question.machine.gpus or inputs is None:
         return works
     crossed = crossing(flows, inputs, variant, kept, shape.input_bytes)
-    return [replace(work, loaded_bytes=crossed) for work in works]
+    works = [replace(work, loaded_bytes=crossed) for work in works]
+    return (
+        [replace(work, nodes=0.0, drawn=drawn(flows, variant)) for work in works] if kept.does_draw else works
+    )
 
 
 def _works(question: Question, flows: Flows, shape: Shape, variant: Variant) -> list[Work]:
@@ -241,6 +274,11 @@ def _timed(question: Question, facts: macro_plan.Facts, works: Sequence[Work]) -
         put_together = (
             _SPARSE * max(work.loaded for work in works) * inputs.row_bytes / machine.gather_bytes_per_s
         )
+    row_cpu_s = (
+        facts.row_cpu_s
+    )  # as ranks that look at a graph have it; of a machine that is not there, at its own rate
+    if question.sight.is_alike:
+        row_cpu_s = _ROW_PASSES * facts.pool_row_bytes / machine.gather_bytes_per_s
     sampled = max(work.nodes * machine.node_s + work.drawn * machine.edge_s for work in works)
     return replace(
         facts,
@@ -249,7 +287,7 @@ def _timed(question: Question, facts: macro_plan.Facts, works: Sequence[Work]) -
         latency_s=_latency_s(question),
         bytes_per_s=link.bytes_per_s,
         compute_s=(compute + handed + question.step_s) * question.slowed,
-        row_cpu_s=sparse * facts.row_cpu_s + facts.row_bytes * machine.byte_s,
+        row_cpu_s=sparse * row_cpu_s + facts.row_bytes * machine.byte_s,
         is_sharing=question.crowding > 0.5,
         crowding=max(1.0, question.crowding),
     )

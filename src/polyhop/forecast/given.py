@@ -71,8 +71,10 @@ def _of_batches(question: Question, strategy: str, given: Mapping[str, Any]) -> 
     if strategy == "split" and depth != "auto":
         wanted = question.training.counts.num_layers if depth is None else depth
         found = [each for each in found if each.options["split_depth"] == wanted]
-    if "cache" in given:  # the way that uses it; of several the fastest is what "auto" will take
-        found = [each for each in found if "cache" in each.options] or found
+    if (
+        strategy == "data"
+    ):  # with the cache that is given, or with none; ``split`` uses it where that is faster
+        found = [each for each in found if ("cache" in each.options) == ("cache" in given)]
     yield from sorted(found, key=lambda each: each.epoch_s)
 
 

@@ -11,8 +11,8 @@ Legend: P ranks, L layers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from polyhop.partition import Partition
 from polyhop.partition.cut import cut as cut_out
 from polyhop.strategies import macro_plan
 from polyhop.strategies.data_cost import account_gradients
-from polyhop.strategies.flows import Flows, gather_flows
+from polyhop.strategies.flows import Flows, gather_flows_of
 from polyhop.strategies.halo import Config
 from polyhop.strategies.halo_plan import Plan
 from polyhop.strategies.macro_auto import gather_facts
@@ -36,6 +36,7 @@ from polyhop.strategies.part_step import included
 __all__ = ["POOL_BYTES", "Cut", "InputRows", "LayerCut", "Sight", "labelled", "look", "look_at"]
 
 POOL_BYTES = 2 << 30  # of windows, unless the user says otherwise
+_CACHED = (1 / 16, 1 / 4)  # of the rows of others
 _SPREAD = 0.5  # rows that parts read of one another grow with about this power of their number
 
 
@@ -115,6 +116,9 @@ class Sight:
     layers: Sequence[LayerCut] = ()  # of a full graph, input layer first
     flows: Flows | None = None  # of mini-batches
     windows: macro_plan.Facts | None = None
+    cached: Mapping[int, Flows] = field(
+        default_factory=dict
+    )  # with caches that nobody asked for: bytes -> flows
     is_alike: bool = False  # all parts are: what holds for one rank holds for all
     inputs: InputRows | None = None  # of mini-batches, where parts are alike
     busiest: float = 1.0  # of parts that are alike: rows that the busiest would move over the mean
@@ -154,11 +158,18 @@ def look(line: Collective, graph: SharedGraph, training: Training) -> Sight:
     cut, train_ids = _cut(part, line), labelled(graph)
     if training.num_neighbors is None:
         return Sight(cut, _layers(part, train_ids, training, line))
-    flows = gather_flows(
-        graph, train_ids, training.chance, training.num_neighbors, line, cache_bytes=training.cache_bytes
-    )
+    caches = [training.cache_bytes, *_caches(training, line.num_ranks)]
+    flows, *others = gather_flows_of(graph, train_ids, training.chance, training.num_neighbors, line, caches)
     windows = None if line.num_ranks == 1 else _windows(graph, train_ids, training, line)
-    return Sight(cut, (), flows, windows)
+    return Sight(cut, (), flows, windows, dict(zip(caches[1:], others, strict=True)))
+
+
+def _caches(training: Training, num_ranks: int) -> list[int]:
+    """Bytes of some, where the user leaves it open: of shares of the rows of others, dense ones."""
+    if training.cache_bytes or num_ranks == 1 or training.inputs.row_length is not None:
+        return []
+    others = training.num_nodes * (1 - 1 / num_ranks)
+    return [round(share * others) * (8 + 4 * training.inputs.num_features) for share in _CACHED]
 
 
 def _cut(part: Part, line: Collective) -> Cut:

@@ -24,7 +24,9 @@ class Limits:
 
     allows_approximate: bool = False
     memory_bytes: float = math.inf  # of a rank
-    device_bytes: float = math.inf  # that a rank's device has, whatever is allowed
+    device_bytes: float = (
+        math.inf
+    )  # that a rank's device has, or its share of a host without any; whatever is allowed
     host_bytes: float = math.inf  # of a host for each of its ranks, beside their devices
     dollars: float = math.inf  # of the whole run
     seconds: float = math.inf  # of the whole run
@@ -38,7 +40,7 @@ class Limits:
         if given.memory.needed > self.memory_bytes:
             found.append(f"needs {size(given.memory.needed)} a rank, {size(self.memory_bytes)} given")
         if given.memory.needed > self.device_bytes:
-            found.append(f"needs {size(given.memory.needed)} a rank, its device has {size(self.device_bytes)}")
+            found.append(f"needs {size(given.memory.needed)} a rank, which has {size(self.device_bytes)}")
         if given.memory.host > self.host_bytes:
             found.append(
                 f"needs {size(given.memory.host)} of the host a rank, {size(self.host_bytes)} are there"

@@ -34,7 +34,7 @@ from polyhop.sample.wire import Wire
 from polyhop.strategies.part_step import hottest, included
 from polyhop.strategies.split_cost import asked
 
-__all__ = ["Flows", "Pairs", "counted", "expected_pairs", "gather_flows"]
+__all__ = ["Flows", "Pairs", "counted", "expected_pairs", "gather_flows", "gather_flows_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,6 +194,19 @@ def gather_flows(
     rows of others that a rank keeps, in ``data`` and in ``split``, each of which picks its own. Sends 16 (P + 1) bytes a
     hop for each node of the halo.
     """
+    (found,) = gather_flows_of(graph, train_ids, chance, fan_outs, line, [cache_bytes])
+    return found
+
+
+def gather_flows_of(
+    graph: SharedGraph,
+    train_ids: Tensor,
+    chance: float,
+    fan_outs: Sequence[int],
+    line: Collective,
+    cache_bytes: Sequence[int],
+) -> list[Flows]:
+    """The same for caches of several sizes, for little more."""
     part = graph.stored("what a mini-batch is expected to move")
     rank, num_ranks, hops = line.rank, line.num_ranks, len(fan_outs)
     start = torch.zeros(part.num_nodes, num_ranks + 1, dtype=torch.float64)
@@ -201,12 +214,6 @@ def gather_flows(
     likely = included(part, start, fan_outs, line)
     degree = part.indptr.diff().double()
     draws = [degree if fanout < 0 else degree.clamp(max=fanout) for fanout in fan_outs]
-    told = _Told(hops, num_ranks)
-    for hop in range(hops + 1):
-        told.own[hop, :, rank], told.shared[hop, rank] = _cut(likely[hop].sum(0), num_ranks)
-        if hop < hops:
-            edges = likely[hop].T @ draws[hop]
-            told.own_edges[hop, :, rank], told.shared_edges[hop, rank] = _cut(edges, num_ranks)
     missed = [
         torch.log1p(-(likely[hop][:, num_ranks] * draws[hop] / degree.clamp(min=1)).clamp(max=1 - 1e-12))
         for hop in range(hops)
@@ -214,19 +221,28 @@ def gather_flows(
     sums = to_sources(part.block(), torch.stack(missed, dim=1))  # [S, L]
     read = -torch.expm1(sums[part.num_nodes :])
     cuts = torch.searchsorted(part.halo, part.bounds).tolist()
-    most = cache_bytes // (8 + 4 * max(1, graph.num_features))
-    is_copied = torch.zeros(read.shape[0], dtype=torch.bool)
-    is_copied[torch.sort(read[:, -1], descending=True, stable=True).indices[:most]] = True
-    kept = hottest(likely[-1][:, :num_ranks], part.start, most, line)
-    keeper = torch.searchsorted(part.bounds[1:], kept[:, 0].long(), right=True)
-    for owner in range(num_ranks):
-        piece = slice(cuts[owner], cuts[owner + 1])
-        told.crossing[:, rank, owner] = read[piece].sum(0)
-        told.uncopied[rank, owner] = read[piece, -1][~is_copied[piece]].sum()
-        told.kept[rank, owner] = kept[keeper == owner, 1].sum()
-    told.copied[rank] = read[is_copied, -1].sum()
-    told.unloaded[rank] = _unloaded(graph, line, likely[-2][:, num_ranks], sums[:, -1], is_copied)
-    return told.flows(part.bounds.diff().double(), line)
+    found = []
+    for each in cache_bytes:
+        told = _Told(hops, num_ranks)
+        for hop in range(hops + 1):
+            told.own[hop, :, rank], told.shared[hop, rank] = _cut(likely[hop].sum(0), num_ranks)
+            if hop < hops:
+                edges = likely[hop].T @ draws[hop]
+                told.own_edges[hop, :, rank], told.shared_edges[hop, rank] = _cut(edges, num_ranks)
+        most = each // (8 + 4 * max(1, graph.num_features))
+        is_copied = torch.zeros(read.shape[0], dtype=torch.bool)
+        is_copied[torch.sort(read[:, -1], descending=True, stable=True).indices[:most]] = True
+        kept = hottest(likely[-1][:, :num_ranks], part.start, most, line)
+        keeper = torch.searchsorted(part.bounds[1:], kept[:, 0].long(), right=True)
+        for owner in range(num_ranks):
+            piece = slice(cuts[owner], cuts[owner + 1])
+            told.crossing[:, rank, owner] = read[piece].sum(0)
+            told.uncopied[rank, owner] = read[piece, -1][~is_copied[piece]].sum()
+            told.kept[rank, owner] = kept[keeper == owner, 1].sum()
+        told.copied[rank] = read[is_copied, -1].sum()
+        told.unloaded[rank] = _unloaded(graph, line, likely[-2][:, num_ranks], sums[:, -1], is_copied)
+        found.append(told.flows(part.bounds.diff().double(), line))
+    return found
 
 
 def _cut(sums: Tensor, num_ranks: int) -> tuple[Tensor, Tensor]:
