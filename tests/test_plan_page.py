@@ -22,6 +22,7 @@ def test_every_kind_of_training_is_there() -> None:
         "plan/law.py",
         "strategies/split_choice.py",
         "strategies/macro_plan.py",
+        "forecast/memory.py",
         "forecast/whole.py",
         "forecast/stages.py",
         "forecast/servers.py",

@@ -1,24 +1,25 @@
 """What a rank holds, item by item, from sizes: while it starts, trains and evaluates. Bytes of the rank that needs most.
 
-    start        process + whole graph + the larger of: making parts (rank 0), cutting the own part out; none of it where
-                 parts come from a folder
-    training     process + part + inputs + weights + loaded + (1 + freed) (derived + activations + moments)
+    start        process + whole graph + the larger of: making parts (rank 0), cutting the own part out; of parts that come
+                 from a folder, the own lists alone
+    training     process + part + inputs + weights + loaded + fetched + (1 + freed) (derived + activations + moments)
     evaluation   process + part + inputs + weights + loaded + fetched + (1 + freed once) (derived + layers)
+    needed       the most of the three, and spread times what it has beside the process: what a plan must be given to fit
 
     part         lists of edges, facts of own and halo nodes, labels; on the full graph the blocks that layers read
     inputs       own rows as they are stored, and as steps read them where that is another way
     weights      parameters, gradients, two values of Adam, the best so far, messages of gradients
     loaded       mini-batches in hand and ahead, and the one being made; the pool of windows; caches
-    derived      of edges, for backward passes (footprint)
-    activations  what autograd keeps at the end of the forward pass (footprint)
-    moments      what is alive beside them when most is (footprint)
-    fetched      input rows of the halo, floats, from the first evaluation on
-    layers       rows of two layers and what is alive between them (footprint)
-    freed        memory that was freed, is kept for later steps and fits none of them: of what a step allocates
+    fetched      input rows of the halo, floats: evaluation reads them
+    derived      of edges, for backward passes (forecast/footprint.py)
+    activations  what autograd keeps at the end of the forward pass (forecast/footprint.py)
+    moments      what is alive beside them when most is (forecast/footprint.py)
+    layers       rows of two layers and what is alive between them (forecast/footprint.py)
+    freed        0.9 of what a step allocates, 0.5 of one pass of evaluation: freed, kept for later, and fitting nothing
 
-Of a pipeline's stage activations are those of its layers, and tables of rows come with them; where layers are computed again
-they are what layers are given, and those of one layer. The freed share is measured: two runs of the same step differ by a
-tenth, so limits are kept with a margin (``plan/search``).
+Of a pipeline's stage activations are those of its layers, and tables of rows and messages come with them; where layers are
+computed again they are what layers are given, and those of one layer. How much is freed and kept is measured: two runs of
+the same step differ by a tenth of all that is resident.
 
 Legend: n own nodes, H halo nodes, S = n + H, E edges, F features, P ranks.
 """
