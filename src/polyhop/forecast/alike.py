@@ -147,6 +147,7 @@ def _cut(statistics: GraphStatistics, num_parts: int) -> Cut:
         _each(marginal_nodes * nodes, num_parts),
         _each(marginal_edges * edges, num_parts),
         _pairs(0.0, statistics.replicas(num_parts) * nodes, num_parts),
+        statistics.replicas,
     )
 
 

@@ -20,15 +20,16 @@ from polyhop.forecast.sight import InputRows
 from polyhop.strategies.flows import Flows
 from polyhop.strategies.work import Variant
 
-__all__ = ["Kept", "crossing"]
+__all__ = ["Kept", "crossing", "drawn"]
 
 
 @dataclass(frozen=True)
 class Kept:
-    """Room on a GPU for input rows."""
+    """What a GPU does of loading: room for input rows; neighbours that it draws itself out of its host's memory."""
 
     num_bytes: float = 0.0
     is_shared: bool = False  # every rank reads what all ranks keep
+    does_draw: bool = False
 
 
 def crossing(flows: Flows, inputs: InputRows, variant: Variant, kept: Kept, row_bytes: float) -> float:
@@ -48,6 +49,12 @@ def crossing(flows: Flows, inputs: InputRows, variant: Variant, kept: Kept, row_
         rows, width = parts * rows, row_bytes / parts
     room = kept.num_bytes / width * (parts if kept.is_shared else 1)
     return rows * (1 - served(likely, nodes, room)) * width
+
+
+def drawn(flows: Flows, variant: Variant) -> float:
+    """Edges that a GPU draws in a step, where all lists lie in its host's memory: nothing is asked of other ranks."""
+    edges = flows.shared_edges[:, 0] if variant.strategy == "split" else flows.own_edges[:, 0]
+    return float(edges.sum())
 
 
 def served(likely: torch.Tensor, nodes: torch.Tensor, room: float) -> float:
