@@ -189,7 +189,7 @@ def plan_graph(
         law,
         ranks / machine.cores if ranks > 1 else 0.0,
     )
-    return _plan(question, config, options)
+    return replace(_plan(question, config, options), partitioner=partition.method if ranks > 1 else None)
 
 
 def plan_cluster(

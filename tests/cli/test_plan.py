@@ -149,6 +149,30 @@ def test_all_ways_are_ranked(polyhop, tiny_dir: Path) -> None:
     assert lines[at + 1].startswith("next ")
 
 
+def test_partitioners_are_compared_and_the_best_is_obeyed(polyhop, tiny_dir: Path, tmp_path: Path) -> None:
+    given = ["tiny", "--data-dir", tiny_dir, "--workers", 2, "--hidden", 8]
+    shown = polyhop("plan", *given, "--partitioner", "compare", "--json", "--out", tmp_path / "plan.json")
+    assert shown.code == 0, shown.err
+    told = dict(shown.json["assumed"])
+    others = {what.removeprefix("parts by ") for what in told if what.startswith("parts by ")}
+    best = shown.json["partitioner"]
+    assert others | {best} >= {"fennel", "ldg", "hash"}
+    assert best not in others
+    for method in others:
+        alone = polyhop("plan", *given, "--partitioner", method, "--json").json
+        assert alone["partitioner"] == method
+        assert alone["chosen"]["epoch_s"] >= shown.json["chosen"]["epoch_s"] * 0.999
+    cuts = []
+    for number, more in enumerate(
+        (["--plan", tmp_path / "plan.json"], ["--partitioner", best], ["--partitioner", "block"])
+    ):
+        folder = tmp_path / str(number)
+        run = polyhop("train", *given, *more, "--epochs", 1, "--run-dir", folder, "--json")
+        assert run.code == 0, run.err
+        cuts.append(json.loads((folder / "partition.json").read_text())["cut"])
+    assert cuts[0] == cuts[1] != cuts[2]
+
+
 @pytest.mark.parametrize(
     ("more", "strategies"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -54,7 +55,9 @@ def command(
     batch_size: Annotated[int | None, typer.Option(min=1, help="Seeds per mini-batch.")] = None,
     epochs: Annotated[int, typer.Option(min=1, help="Of the run, for its time and cost.")] = 100,
     cache: Annotated[str | None, typer.Option(help="Memory for other ranks' hot rows.")] = None,
-    partitioner: Annotated[str, typer.Option(help="metis | fennel | ldg | hash | block.")] = "auto",
+    partitioner: Annotated[
+        str, typer.Option(help="metis | fennel | ldg | hash | block | compare: the best of the first four.")
+    ] = "auto",
     exact: Annotated[
         bool,
         typer.Option(
@@ -278,7 +281,7 @@ def _plan(
     """Edges, labels and the split are loaded; features are not."""
     from polyhop.cli.calibrate import known_machine
     from polyhop.datasets import load, sizes
-    from polyhop.partition import default_method, partition
+    from polyhop.partition import partition
     from polyhop.plan import load_machine
     from polyhop.planner import PlanOptions, plan_graph, unread_inputs
 
@@ -290,15 +293,32 @@ def _plan(
     if given is None:
         known_machine(console.say)
     recipe = recipe.of_widths(about.num_features, about.num_classes, about.name)
-    cut = partition(graph, workers, default_method() if partitioner == "auto" else partitioner)
-    return plan_graph(
-        recipe.build(0),
-        graph,
-        config,
-        cut,
-        PlanOptions(limits, given, link, console.say),
-        inputs=unread_inputs(about),
-    )
+    options = PlanOptions(limits, given, link, console.say)
+    found = []
+    for method in _methods(partitioner, workers):
+        if partitioner == "compare":
+            console.say(f"cutting {workers} parts with {method}")
+        cut = partition(graph, workers, method)
+        found.append(plan_graph(recipe.build(0), graph, config, cut, options, inputs=unread_inputs(about)))
+    best = min(found, key=lambda each: (not each.fits, each.chosen.epoch_s))
+    others = [("parts by " + str(each.partitioner), _in_short(each)) for each in found if each is not best]
+    return replace(best, assumed=(*best.assumed, *others))
+
+
+def _methods(given: str, num_parts: int) -> list[str]:
+    """Of making parts, those to plan with."""
+    from polyhop.partition import default_method
+
+    if given != "compare" or num_parts == 1:
+        return [default_method() if given in ("auto", "compare") else given]
+    return list(dict.fromkeys([default_method(), "fennel", "ldg", "hash"]))
+
+
+def _in_short(made: Plan) -> str:
+    from polyhop.plan import duration
+
+    rows = next((text for what, text in made.assumed if what == "parts"), "")
+    return f"{rows}; {made.chosen.name} {duration(made.chosen.epoch_s)} an epoch"
 
 
 def _write(made: Plan, out: Path) -> None:

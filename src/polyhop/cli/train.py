@@ -604,7 +604,9 @@ def command(
     on_ranks = workers is not None or is_rank_process()
     options["strategy"] = strategy or ("auto" if on_ranks else "single")
     if plan is not None:
-        options |= _planned(plan, strategy, workers)
+        planned, method = _planned(plan, strategy, workers)
+        options |= planned
+        partitioner = method if partitioner == "auto" and method is not None else partitioner
     if on_ranks and not dry_run:
         asked = Launch(
             num_ranks=workers,
@@ -638,8 +640,8 @@ def command(
     )
 
 
-def _planned(path: Path, strategy: str | None, workers: int | None) -> dict[str, Any]:
-    """The options of a plan; ConfigError if it is for another number of ranks, or of another strategy."""
+def _planned(path: Path, strategy: str | None, workers: int | None) -> tuple[dict[str, Any], str | None]:
+    """The options of a plan, and how parts are made; ConfigError if it is for other ranks, or of another strategy."""
     from polyhop.plan import read_plan
 
     found = read_plan(path)
@@ -651,7 +653,7 @@ def _planned(path: Path, strategy: str | None, workers: int | None) -> dict[str,
         raise ConfigError(
             f"{path} is a plan for {found.num_ranks} ranks: give --workers {found.num_ranks}, or make one for as many"
         )
-    return {"strategy": found.chosen.strategy, **found.chosen.options}
+    return {"strategy": found.chosen.strategy, **found.chosen.options}, found.partitioner
 
 
 def _train(

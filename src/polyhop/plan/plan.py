@@ -29,6 +29,7 @@ class Plan:
     assumed: tuple[tuple[str, str], ...] = ()  # what the figures rest on
     alone: Prediction | None = None  # one process with all cores of a host
     asked: str = "auto"  # the strategy that was asked for
+    partitioner: str | None = None  # that made the parts; None: whatever there is
 
     @property
     def chosen(self) -> Prediction:
@@ -118,6 +119,7 @@ class Plan:
             "version": _VERSION,
             "workers": self.num_ranks,
             "asked": self.asked,
+            "partitioner": self.partitioner,
             "strategy": self.chosen.strategy,
             "options": dict(self.chosen.options),
             "fits": self.fits,
@@ -148,6 +150,7 @@ class Plan:
             tuple((what, text) for what, text in given["assumed"]),
             None if given["alone"] is None else Prediction.from_json(given["alone"]),
             given["asked"],
+            given["partitioner"],
         )
 
 
