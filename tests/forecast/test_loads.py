@@ -1,0 +1,72 @@
+"""Input rows that cross to GPUs: every row once, less what is kept there; the likeliest are kept."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from polyhop.forecast import GraphStatistics, Question
+from polyhop.forecast.batches import of_variant
+from polyhop.forecast.loads import Kept, crossing, drawn, served
+from polyhop.nn import GraphSAGE
+from polyhop.plan import Cluster
+from polyhop.planner import PlanOptions, question_of_cluster
+from polyhop.strategies.work import Variant
+from polyhop.train.config import Config
+
+STATISTICS = GraphStatistics(1_000_000, 20_000_000, 128, 40, 100_000)
+ROW = 4.0 * 128
+
+
+def asked() -> Question:
+    cluster = Cluster.from_json({"extends": "p3.8xlarge"})
+    config = Config("auto", num_neighbors=[10, 10], batch_size=1024)
+    return question_of_cluster(GraphSAGE(128, 64, 2, 40), STATISTICS, config, cluster, 4, PlanOptions())
+
+
+def crossed(strategy: str, kept: Kept) -> float:
+    sight = asked().sight
+    assert sight.flows is not None
+    assert sight.inputs is not None
+    return crossing(sight.flows, sight.inputs, Variant(strategy, 2), kept, ROW)
+
+
+def test_without_room_every_row_crosses_once() -> None:
+    flows = asked().sight.flows
+    assert flows is not None
+    rows = float(flows.own[-1].rows[0].sum())
+    assert crossed("data", Kept()) == pytest.approx(rows * ROW)
+    assert crossed("pushpull", Kept()) == pytest.approx(rows * ROW)  # of four times as many rows a quarter
+    assert crossed("split", Kept()) == pytest.approx(float(flows.shared[-1, 0]) * ROW)
+    assert crossed("split", Kept()) < crossed("data", Kept())
+
+
+def test_what_fits_does_not_cross() -> None:
+    quarter = STATISTICS.num_nodes / 4 * ROW
+    for strategy, kept in (
+        ("split", Kept(quarter)),
+        ("pushpull", Kept(quarter)),
+        ("data", Kept(quarter, is_shared=True)),
+    ):
+        assert crossed(strategy, kept) == pytest.approx(0.0, abs=1.0)  # bytes
+    assert 0 < crossed("data", Kept(quarter)) < 0.75 * crossed("data", Kept())
+
+
+def test_the_likeliest_are_kept() -> None:
+    likely, nodes = torch.tensor([0.1, 0.5]), torch.tensor([100.0, 10.0])
+    assert served(likely, nodes, 10) == pytest.approx(5 / 15)
+    assert served(likely, nodes, 20) == pytest.approx(6 / 15)
+    assert served(likely, nodes, 1e9) == 1
+
+
+def test_gpus_that_draw_ask_nobody() -> None:
+    flows = asked().sight.flows
+    assert flows is not None
+    assert drawn(flows, Variant("data")) == pytest.approx(float(flows.own_edges[:, 0].sum()))
+    assert drawn(flows, Variant("split", 2)) < drawn(flows, Variant("data"))
+
+
+def test_the_busiest_part_sets_the_pace() -> None:
+    question, variant = asked(), Variant("split", 2)
+    even, uneven = (of_variant(question, variant, Kept(), times) for times in (1.0, 1.5))
+    assert even.epoch_s < uneven.epoch_s < 1.5 * even.epoch_s  # calls and rounds are as many
