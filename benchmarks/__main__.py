@@ -25,7 +25,7 @@ BENCHES: dict[str, dict[str, int]] = {
     "halo": {"codec": 1, "speed": 1, "accuracy": 1, "convergence": 1, "rivals": 1, "additions": 1},
     "pipeline": {"traffic": 1, "simulated": 1, "times": 1, "memory": 1},
     "pipeline-accuracy": {"paired": 1},
-    "plan": {"grid": 1, "memory": 1, "published": 1},
+    "plan": {"grid": 1, "memory": 1, "published": 1, "speed": 1},
     "serverless": {
         "money": 1,
         "transport": 1,

@@ -187,7 +187,7 @@ GROUND = {
         "step",
         "work",
     },
-    "forecast": {"footprint", "live", "loads", "memory", "question", "sight", "statistics", "training"},
+    "forecast": {"alike", "footprint", "live", "loads", "memory", "question", "sight", "statistics", "training"},
     "train": {"checkpoint", "config", "files", "fingerprint", "folder", "quick", "run", "state", "task"},
     "report": {
         *(

@@ -161,7 +161,9 @@ def _exchange_s(question: Question, cut: Cut, layout: Layout, pieces: _Chunked) 
     link = question.inside_stage(layout)
     sizes = _sizes_between(question, cut, layout, pieces)
     return [
-        link.latency_s + size / link.bytes_per_s + question.slowed * _hands_s(question, size)
+        link.latency_s
+        + size / link.bytes_per_s
+        + question.slowed * _hands_s(question, size, layout.num_ways - 1)
         for size in sizes
     ]
 
@@ -175,13 +177,14 @@ def _sizes_between(question: Question, cut: Cut, layout: Layout, pieces: _Chunke
 
 def _between_s(question: Question, cut: Cut, layout: Layout, pieces: _Chunked) -> float:
     """What it takes to hand them out and to take them in, of all layers but the first."""
-    return sum(_hands_s(question, size) for size in _sizes_between(question, cut, layout, pieces)[1:])
+    sizes = _sizes_between(question, cut, layout, pieces)[1:]
+    return sum(_hands_s(question, size, layout.num_ways - 1) for size in sizes)
 
 
-def _hands_s(question: Question, num_bytes: float) -> float:
-    """Of the processors at both ends of a message."""
+def _hands_s(question: Question, num_bytes: float, num_messages: int = 1) -> float:
+    """Of the processors at both ends of such messages, which leave together."""
     machine = question.machine
-    return question.exchange_s / 2 + machine.message_s + num_bytes * machine.byte_s
+    return question.exchange_s / 2 + num_messages * machine.message_s + num_bytes * machine.byte_s
 
 
 def _sent(question: Question, cut: Cut, layout: Layout, pieces: _Chunked, sweeps: int) -> dict[str, float]:
