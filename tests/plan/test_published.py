@@ -36,7 +36,7 @@ WRONG = {
     "Papers GAT: GSplit against Quiver": CACHED,
     "Papers GAT: GSplit against DistCache": CACHED,
     "Reddit GCN on 2 GPUs: pipeline against graph parallelism": (
-        "measured 1.10: rows of Reddit are read 493 times each, and the GPUs' caches serve many of these reads; computing is "
+        "measured 1.10: rows of Reddit are read 493 times each, and caches of GPUs serve many of these reads; computing is "
         "foreseen three times too long, and hides what communication costs"
     ),
     "papers: BatchGNN against DistDGL": (
