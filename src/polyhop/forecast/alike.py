@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from torch import Tensor
 from polyhop.comm.collective import is_summed_everywhere
 from polyhop.exchange import bucket_sizes
 from polyhop.exchange.pool import pool_row_bytes
-from polyhop.forecast.sight import POOL_BYTES, Cut, InputRows, LayerCut, Sight
+from polyhop.forecast.sight import POOL_BYTES, Cut, InputRows, LayerCut, Sight, caches_to_compare
 from polyhop.forecast.statistics import GraphStatistics
 from polyhop.forecast.training import Training
 from polyhop.sample.reuse import Reuse
@@ -55,10 +55,12 @@ def alike_sight(statistics: GraphStatistics, training: Training, num_parts: int)
     if drawn is None:
         return Sight(cut, _layers(totals, training, num_parts), is_alike=True, busiest=totals["busiest"])
     flows = drawn.flows(totals)
+    caches = caches_to_compare(training, num_parts)
+    cached = {each: drawn.with_cache(flows, totals, each) for each in caches}
     windows = drawn.windows(totals) if num_parts > 1 else None
     last = drawn.hops[-1]
     inputs = InputRows(drawn.nodes, last.own, last.others, last.shared)
-    return Sight(cut, (), flows, windows, is_alike=True, inputs=inputs, busiest=totals["busiest"])
+    return Sight(cut, (), flows, windows, cached, is_alike=True, inputs=inputs, busiest=totals["busiest"])
 
 
 def totals_of(sight: Sight) -> dict[str, float]:
@@ -296,52 +298,47 @@ class _Drawn:
 
     def flows(self, totals: Mapping[str, float]) -> Flows:
         parts, hops = self.num_parts, len(self.draws)
-
-        def told(own: float, others: float) -> Pairs:
-            return _expected(own, others, parts, self.statistics.num_nodes / parts)
-
-        own = [told(totals[f"own {at}"], totals[f"others {at}"]) for at in range(hops + 1)]
+        own = [self._pairs(totals[f"own {at}"], totals[f"others {at}"]) for at in range(hops + 1)]
         edges = [
             _pairs(totals[f"own edges {at}"], totals[f"others' edges {at}"], parts) for at in range(hops)
         ]
-        kept = min(
-            totals[f"others {hops}"], self._hottest(self.hops[-1].others, self.num_parts - 1, totals, hops)
-        )
-        copied = self._copied(totals, hops)
-        return Flows(
+        crossing = [self._pairs(0.0, totals[f"crossing {at}"]) for at in range(hops)]
+        without = Flows(
             own,
             torch.stack(edges),
-            told(totals[f"own {hops}"], totals[f"others {hops}"] - kept),
+            own[-1],
             torch.stack([_each(totals[f"shared {at}"], parts) for at in range(hops + 1)]),
             torch.stack([_each(totals[f"shared edges {at}"], parts) for at in range(hops)]),
-            [told(0.0, totals[f"crossing {at}"]) for at in range(hops)],
-            told(0.0, totals[f"crossing {hops - 1}"] - copied),
-            _each(copied, parts),
-            _each(
-                totals[f"shared {hops}"], parts
-            ),  # rows of which only copies are read are loaded all the same
+            crossing,
+            crossing[-1],
+            _each(0.0, parts),
+            _each(totals[f"shared {hops}"], parts),
             is_alike=True,
         )
+        return self.with_cache(without, totals, self.training.cache_bytes)
 
-    @property
-    def _most(self) -> float:
-        """Rows of others that a rank has memory for."""
-        return self.training.cache_bytes // (8 + 4 * max(1, self.training.inputs.num_features))
-
-    def _hottest(self, likely: Tensor, times: int, totals: Mapping[str, float], hops: int) -> float:
-        """Rows that a mini-batch reads of those that are kept, the likeliest of others."""
-        return _of_likeliest(likely, self.nodes / self.num_parts * times, self._most) * _ratio(
-            totals[f"others {hops}"], self.totals()[f"others {hops}"]
+    def with_cache(self, flows: Flows, totals: Mapping[str, float], num_bytes: int) -> Flows:
+        """The same where ranks have memory for rows of others. Own rows of which only copies are read are loaded too."""
+        most = num_bytes // (8 + 4 * max(1, self.training.inputs.num_features))
+        if most == 0:
+            return flows
+        hops = len(self.draws)
+        others, crossing = totals[f"others {hops}"], totals[f"crossing {hops - 1}"]
+        foreseen, theirs = self.totals(), self.nodes / self.num_parts * (self.num_parts - 1)
+        kept = _of_likeliest(self.hops[-1].others, theirs, most)
+        read = self._crossing(hops - 1) / self.halo.clamp(min=1e-12)
+        copied = _of_likeliest(read, theirs * self.halo, most)
+        kept = min(others, kept * _ratio(others, foreseen[f"others {hops}"]))
+        copied = min(crossing, copied * _ratio(crossing, foreseen[f"crossing {hops - 1}"]))
+        return replace(
+            flows,
+            fetched=self._pairs(totals[f"own {hops}"], others - kept),
+            uncopied=self._pairs(0.0, crossing - copied),
+            copied=_each(copied, self.num_parts),
         )
 
-    def _copied(self, totals: Mapping[str, float], hops: int) -> float:
-        in_halo = self.nodes / self.num_parts * (self.num_parts - 1) * self.halo
-        likely = self._crossing(hops - 1) / self.halo.clamp(min=1e-12)
-        found = _of_likeliest(likely, in_halo, self._most)
-        return min(
-            totals[f"crossing {hops - 1}"],
-            found * _ratio(totals[f"crossing {hops - 1}"], self.totals()[f"crossing {hops - 1}"]),
-        )
+    def _pairs(self, own: float, others: float) -> Pairs:
+        return _expected(own, others, self.num_parts, self.statistics.num_nodes / self.num_parts)
 
     def windows(self, totals: Mapping[str, float]) -> macro_plan.Facts:
         """As ``macro_auto.gather_facts`` finds them; a forecast puts its own seconds in."""

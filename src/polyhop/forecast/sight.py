@@ -33,7 +33,17 @@ from polyhop.strategies.halo_plan import Plan
 from polyhop.strategies.macro_auto import gather_facts
 from polyhop.strategies.part_step import included
 
-__all__ = ["POOL_BYTES", "Cut", "InputRows", "LayerCut", "Sight", "labelled", "look", "look_at"]
+__all__ = [
+    "POOL_BYTES",
+    "Cut",
+    "InputRows",
+    "LayerCut",
+    "Sight",
+    "caches_to_compare",
+    "labelled",
+    "look",
+    "look_at",
+]
 
 POOL_BYTES = 2 << 30  # of windows, unless the user says otherwise
 _CACHED = (1 / 16, 1 / 4)  # of the rows of others
@@ -158,13 +168,13 @@ def look(line: Collective, graph: SharedGraph, training: Training) -> Sight:
     cut, train_ids = _cut(part, line), labelled(graph)
     if training.num_neighbors is None:
         return Sight(cut, _layers(part, train_ids, training, line))
-    caches = [training.cache_bytes, *_caches(training, line.num_ranks)]
+    caches = [training.cache_bytes, *caches_to_compare(training, line.num_ranks)]
     flows, *others = gather_flows_of(graph, train_ids, training.chance, training.num_neighbors, line, caches)
     windows = None if line.num_ranks == 1 else _windows(graph, train_ids, training, line)
     return Sight(cut, (), flows, windows, dict(zip(caches[1:], others, strict=True)))
 
 
-def _caches(training: Training, num_ranks: int) -> list[int]:
+def caches_to_compare(training: Training, num_ranks: int) -> list[int]:
     """Bytes of some, where the user leaves it open: of shares of the rows of others, dense ones."""
     if training.cache_bytes or num_ranks == 1 or training.inputs.row_length is not None:
         return []
