@@ -76,7 +76,7 @@ class Cut:
         """The same if there were so many parts."""
         if self.known is not None:
             return self.known(num_parts)
-        by_power = self.replicas * (num_parts / self.num_parts) ** _SPREAD
+        by_power = self.replicas * float((num_parts / self.num_parts) ** _SPREAD)
         if num_parts <= self.num_parts or self.num_parts == 1:
             return by_power
         most = float(self.edges.sum() / self.nodes.sum().clamp(min=1))  # a row for every edge
