@@ -193,6 +193,13 @@ def test_more_layers_take_more(graph: Graph) -> None:
     assert foreseen(graph, "halo", layers=4).training > foreseen(graph, "halo", layers=2).training
 
 
+def test_deep_models_take_less_where_layers_are_computed_again(graph: Graph) -> None:
+    deep = {"model": "gcnii", "layers": 8, "width": 64}
+    plain, again = (foreseen(graph, "halo", **deep, **more) for more in ({}, {"recompute": True}))
+    assert again.training < plain.training
+    assert again.items["freed"] == plain.items["freed"]  # what is computed again is allocated again
+
+
 def test_larger_batches_take_more(graph: Graph) -> None:
     few, many = (foreseen(graph, "data", fan_outs=[5, 5], batch_size=size) for size in (128, 1024))
     assert many.training > few.training
