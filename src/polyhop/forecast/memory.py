@@ -249,7 +249,8 @@ def _batches(
         items["loaded"] = ahead * block
     else:
         dense = (layers[0].own + layers[0].halo) * training.inputs.num_features * size if is_dense else 0.0
-        items["loaded"] = dense + ahead * (inputs + block) + (2 if question.num_ranks > 1 else 1) * inputs
+        items["moments"] += dense  # made in every step
+        items["loaded"] = ahead * (inputs + block) + (2 if question.num_ranks > 1 else 1) * inputs
     items["loaded"] += training.cache_bytes if variant.has_cache else 0.0
     if part is None:
         whole = LayerRows(training.num_nodes, training.num_nodes, training.num_edges)
