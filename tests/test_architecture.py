@@ -86,6 +86,7 @@ GROUND = {
         "loader",
         "pool",
         "quantised",
+        "sparse_table",
         "wanted",
         "widths",
     },

@@ -26,6 +26,7 @@ from benchmarks.harness import ROOT, Figure
 from benchmarks.macro.launches import LAB, why_no_lab
 from benchmarks.plan import rank as one_rank
 from benchmarks.plan.cases import CASES, UNSEEN, Case, Job
+from polyhop.plan import Prediction
 from polyhop.plan.search import NEAR
 
 __all__ = ["Timed", "figures", "run"]
@@ -123,7 +124,7 @@ def _phase(case: Case, told: Sequence[dict[str, Any]], load: float) -> Iterator[
             seconds,
             sum(given["bytes"].values()),
             sent,
-            max(given["memory_bytes"].values()),
+            Prediction.from_json(given).memory.most,
             load,
         )
 

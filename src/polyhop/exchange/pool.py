@@ -18,7 +18,8 @@ from torch import Tensor
 from polyhop.comm import Collective
 from polyhop.errors import PeerError
 from polyhop.exchange.features import NodeFacts, RowFetch, RowFormat
-from polyhop.graph import SparseFeatures, SparseRows
+from polyhop.exchange.sparse_table import SparseTable
+from polyhop.graph import SparseRows
 
 __all__ = ["Pool", "pool_row_bytes"]
 
@@ -48,7 +49,7 @@ class Pool:
         self._last = torch.empty(capacity, dtype=torch.int64)  # window of last use
         self._uses = torch.empty(capacity, dtype=torch.int32)  # windows that used it
         self._dense: Tensor | None = None  # [C, F]
-        self._sparse: SparseRows | None = None  # row _place[slot] of it
+        self._sparse: SparseTable | None = None  # row _place[slot] of it
         self._place = torch.full((capacity if self.is_sparse else 0,), _FREE, dtype=torch.int64)
         self._facts: NodeFacts | None = None  # of each slot
         self._changed = threading.Condition()
@@ -71,7 +72,7 @@ class Pool:
             nothing = self.fetch.own(slots)
             assert isinstance(nothing, SparseRows)
             return nothing
-        return SparseFeatures(self._sparse).gather(self._place[slots])
+        return self._sparse.gather(self._place[slots])
 
     def facts(self, slots: Tensor) -> NodeFacts:
         assert self._facts is not None, "asked after something was fetched"
@@ -181,23 +182,18 @@ class Pool:
         self._dense.index_copy_(0, slots, rows)
 
     def _store_sparse(self, slots: Tensor, rows: SparseRows) -> None:
-        """Rows differ in length: those that stay and the new ones become one matrix."""
+        """Rows differ in length: they have places in a table, not in slots."""
         if self._sparse is None:
-            self._sparse = rows
+            self._sparse = SparseTable(rows)
             self._place[slots] = torch.arange(slots.numel())
             return
+        self._place[slots] = self._sparse.add(rows)
         is_kept = (self._place[: self._top] != _FREE) & (self._last[: self._top] != _FREE)
-        is_kept[slots] = False
         kept = is_kept.nonzero()[:, 0]
-        old = SparseFeatures(self._sparse).gather(self._place[kept])
-        self._sparse = SparseRows(
-            torch.cat([old.indptr, old.indptr[-1] + rows.indptr[1:]]),
-            torch.cat([old.indices.to(torch.int32), rows.indices.to(torch.int32)]),
-            torch.cat([old.values, rows.values]),
-            rows.num_columns,
-        )
-        self._place.fill_(_FREE)
-        self._place[torch.cat([kept, slots])] = torch.arange(kept.numel() + slots.numel())
+        if self._sparse.has_waste(self._place[kept]):
+            self._sparse.keep(self._place[kept])
+            self._place.fill_(_FREE)
+            self._place[kept] = torch.arange(kept.numel())
 
 
 def _room_for(facts: NodeFacts, count: int) -> NodeFacts:
