@@ -25,8 +25,8 @@ FIGURE_8 = (
     "table 4 has the order that is foreseen for seconds (0.75)"
 )
 REUSED = (
-    "rows of Reddit are read 493 times each, and caches of GPUs serve many of these reads: computing is foreseen three times "
-    "too long, and hides what communication costs"
+    "rows of Reddit are read 493 times each, and caches of GPUs serve many of these reads: computing is foreseen "
+    "three times too long, and hides what communication costs"
 )
 SUMMED = f"{REUSED}; ours sums inputs once, the authors' graph parallelism in every epoch, a quarter of four layers"
 CACHED = (
