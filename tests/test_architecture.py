@@ -35,6 +35,7 @@ ORDER = [
     "report",
     "launch",
     "planner",
+    "cluster_planner",
     "trainer",
     "cli",
     "__main__",
@@ -188,7 +189,17 @@ GROUND = {
         "step",
         "work",
     },
-    "forecast": {"alike", "footprint", "live", "loads", "memory", "question", "sight", "statistics", "training"},
+    "forecast": {
+        "alike",
+        "footprint",
+        "live",
+        "loads",
+        "memory",
+        "question",
+        "sight",
+        "statistics",
+        "training",
+    },
     "train": {"checkpoint", "config", "files", "fingerprint", "folder", "quick", "run", "state", "task"},
     "report": {
         *(

@@ -16,6 +16,7 @@ from torch import nn
 
 from benchmarks.plan import foreseen_servers
 from benchmarks.plan.comparisons import Comparison
+from polyhop.cluster_planner import question_of_cluster
 from polyhop.forecast import GraphStatistics, Question, of_given
 from polyhop.forecast.batches import of_variant
 from polyhop.forecast.loads import Kept
@@ -24,7 +25,7 @@ from polyhop.graph import Block, Sizes
 from polyhop.nn import GAT, GCN, GCNII, DeepGCN, GraphSAGE, SAGEConv
 from polyhop.plan import Cluster, Law, Prediction
 from polyhop.plan.device import machine_of_device
-from polyhop.planner import PlanOptions, question_of_cluster
+from polyhop.planner import PlanOptions
 from polyhop.strategies.work import Variant
 from polyhop.train.config import Config
 

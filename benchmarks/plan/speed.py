@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.harness import Figure
+from polyhop.cluster_planner import plan_cluster, scale_cluster
 from polyhop.forecast import GraphStatistics
 from polyhop.nn import GraphSAGE
 from polyhop.plan import Cluster
-from polyhop.planner import PlanOptions, plan_cluster, scale_cluster
+from polyhop.planner import PlanOptions
 from polyhop.train.config import Config
 
 __all__ = ["run"]

@@ -6,7 +6,6 @@ In one process (``plan_graph``) the ranks are threads and the graph is in memory
 
 from __future__ import annotations
 
-import math
 import statistics as numbers
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -20,12 +19,10 @@ from polyhop.comm import Collective
 from polyhop.datasets import GraphSizes
 from polyhop.errors import ConfigError, PolyhopError
 from polyhop.forecast import (
-    GraphStatistics,
     Inputs,
     Question,
     Sight,
     Training,
-    alike_sight,
     check_foreseen,
     labelled,
     look,
@@ -37,25 +34,18 @@ from polyhop.graph import Graph, MatrixFeatures, SharedGraph, SparseFeatures
 from polyhop.nn.counts import count_model
 from polyhop.partition import Partition
 from polyhop.plan import (
-    Cluster,
     Law,
     Limits,
     Link,
     Machine,
-    Memory,
     Plan,
     Prediction,
     load_machine,
     make_plan,
-    rank,
     save_machine,
 )
 from polyhop.plan.calibrate import measure_cores, measure_messages, measured_law
-from polyhop.plan.cluster import machine_of
-from polyhop.plan.curve import DEVICES, Curve, curves_of
-from polyhop.plan.device import crowding_of, described, law_of_device, machine_of_device
 from polyhop.plan.learn import corrected, learn
-from polyhop.plan.topology import Topology
 from polyhop.strategies import STRATEGIES
 from polyhop.strategies.macro_auto import ranks_to_a_core
 from polyhop.train.config import Config
@@ -64,19 +54,18 @@ from polyhop.train.together import share_value
 __all__ = [
     "ANY_MODEL",
     "PlanOptions",
+    "assumed_of",
     "inputs_of",
     "kind_of",
     "law_of",
     "learn_from",
     "measured_machine",
-    "plan_cluster",
     "plan_graph",
     "plan_together",
-    "question_of_cluster",
-    "scale_cluster",
     "strategies_taking",
     "training_of",
     "unread_inputs",
+    "ways_of",
 ]
 
 ANY_MODEL = "any model"  # a law for all that were not timed, of machines that are not at hand
@@ -190,149 +179,6 @@ def plan_graph(
         ranks / machine.cores if ranks > 1 else 0.0,
     )
     return replace(_plan(question, config, options), partitioner=partition.method if ranks > 1 else None)
-
-
-def plan_cluster(
-    model: nn.Module,
-    statistics: GraphStatistics,
-    config: Config,
-    cluster: Cluster,
-    num_ranks: int,
-    options: PlanOptions,
-) -> Plan:
-    """For so many ranks of a cluster that need not be there, on a graph that need not be either."""
-    question = question_of_cluster(model, statistics, config, cluster, num_ranks, options)
-    told = [*described(cluster, num_ranks), *_of_statistics(statistics, num_ranks), *_assumed(question)[1:]]
-    return make_plan(
-        _on_cluster(question, config, cluster, options),
-        _limits_of(cluster, num_ranks, options.limits),
-        num_ranks,
-        asked=config.strategy,
-        assumed=told,
-    )
-
-
-def _training_of_statistics(model: nn.Module, statistics: GraphStatistics, config: Config) -> Training:
-    dtype = getattr(torch, statistics.row_dtype)
-    return Training(
-        model,
-        Inputs(statistics.num_features, dtype, statistics.row_length),
-        statistics.num_nodes,
-        statistics.num_edges,
-        statistics.num_train,
-        config.num_neighbors,
-        config.batch_size or 1024,
-        config.feature_dtype,
-        max(1, config.max_epochs),
-        config.prefetch,
-        config.cache_bytes,
-        config.memory_bytes,
-        device_cache_bytes=config.device_cache_bytes,
-    )
-
-
-def scale_cluster(
-    model: nn.Module,
-    statistics: GraphStatistics,
-    config: Config,
-    cluster: Cluster,
-    options: PlanOptions,
-    chosen: Prediction,
-    devices: Sequence[int] = DEVICES,
-) -> list[Curve]:
-    """What an epoch would take on more and more ranks, of as many hosts of the cluster's kind as they fill."""
-    found, every = {}, replace(options, is_given=False)
-    for num_ranks in devices:
-        question = question_of_cluster(model, statistics, config, cluster, num_ranks, every)
-        ways = _on_cluster(question, config, cluster, every)
-        if ways:
-            found[num_ranks] = rank(ways, _limits_of(cluster, num_ranks, options.limits))
-    return curves_of(found, chosen)
-
-
-def question_of_cluster(
-    model: nn.Module,
-    statistics: GraphStatistics,
-    config: Config,
-    cluster: Cluster,
-    num_ranks: int,
-    options: PlanOptions,
-) -> Question:
-    """What forecasts are asked for such a plan."""
-    training = _training_of_statistics(model, statistics, config)
-    topology = Topology(cluster.ranks_per_host, cluster.inside, cluster.network)
-    if cluster.machine is None:
-        machine = options.machine or machine_of_device(cluster, num_ranks)
-        law = law_of_device(cluster, num_ranks)
-    else:
-        machine, law = law_of(machine_of(cluster.machine), training, options.tell, keeps=False)
-    sight = alike_sight(statistics, training, num_ranks)
-    crowding = crowding_of(cluster, machine.cores, num_ranks) if num_ranks > 1 else 0.0
-    link = options.link or topology.among(0, num_ranks)
-    link = replace(link, bytes_per_s=link.bytes_per_s / sight.busiest)  # all wait for the busiest
-    return Question(training, sight, num_ranks, machine, link, law, crowding, topology)
-
-
-def _on_cluster(
-    question: Question, config: Config, cluster: Cluster, options: PlanOptions
-) -> list[Prediction]:
-    """Of all ways. Functions compute on processors: beside GPUs they are not compared."""
-    found = _found(question, config, options)
-    possible = [each for each in found if not (cluster.gpus and each.strategy == "serverless")]
-    return [_on_hosts(each, question, cluster) for each in possible]
-
-
-def _on_hosts(given: Prediction, question: Question, cluster: Cluster) -> Prediction:
-    """With what its hosts cost an epoch. Input rows of mini-batches stay in their memory, beside GPUs; where these sum, each
-    edge's message is written out.
-    """
-    dollars, memory, training = (
-        cluster.dollars(question.num_ranks, given.epoch_s),
-        given.memory,
-        question.training,
-    )
-    if cluster.gpus:
-        is_drawn = training.num_neighbors is not None
-        held = training.num_nodes / question.num_ranks * training.inputs.row_bytes if is_drawn else 0.0
-        memory = Memory(memory.training - held + _message_bytes(question), memory.evaluation - held, held)
-    sent = {kind: num_bytes * question.sight.busiest for kind, num_bytes in given.sent.items()}
-    return replace(given, dollars=dollars, memory=memory, sent=sent)
-
-
-def _message_bytes(question: Question) -> float:
-    """Of the edges of a layer, and of their gradients."""
-    flows, training = question.sight.flows, question.training
-    edges = float(question.sight.cut.edges[0] if flows is None else flows.own_edges[-1, 0].sum())
-    columns = max(min(layer.in_columns, layer.mapped_columns) for layer in training.counts.layers)
-    return 2 * edges * columns * training.value_bytes
-
-
-def _limits_of(cluster: Cluster, num_ranks: int, limits: Limits) -> Limits:
-    here = min(cluster.ranks_per_host, num_ranks)
-    host = 1e9 * cluster.memory_gb / here
-    device = 1e9 * cluster.gpu_memory_gb if cluster.gpus else host
-    return replace(limits, device_bytes=device, host_bytes=host if cluster.gpus else math.inf)
-
-
-def _of_statistics(statistics: GraphStatistics, num_ranks: int) -> list[tuple[str, str]]:
-    known = sorted(statistics.halo)
-    if not known:
-        parts = "as if nodes lay at random: nothing was measured of parts"
-    else:
-        last = (
-            "as measured"
-            if num_ranks in known
-            else "from what was measured with " + ", ".join(map(str, known))
-        )
-        parts = (
-            f"all alike; rows that cross {last} parts"
-            if num_ranks not in known
-            else f"all alike; rows that cross {last}"
-        )
-    sizes = (
-        f"{statistics.num_nodes:,} nodes, {statistics.num_edges:,} edges, {statistics.num_features} features"
-    )
-    return [("graph", f"{statistics.name}: {sizes}"), ("parts of it", parts)]
 
 
 def plan_together(
@@ -452,7 +298,7 @@ def kind_of(training: Training) -> str:
     return " ".join([*told, *norms, *(["dropout"] if dropped else [])])
 
 
-def _found(question: Question, config: Config, options: PlanOptions) -> list[Prediction]:
+def ways_of(question: Question, config: Config, options: PlanOptions) -> list[Prediction]:
     """Of all ways that take the options."""
     taking, past = strategies_taking(config), question.machine.past
     found = [corrected(each, past) for each in predictions(question) if each.strategy in taking]
@@ -464,11 +310,11 @@ def _found(question: Question, config: Config, options: PlanOptions) -> list[Pre
 
 def _plan(question: Question, config: Config, options: PlanOptions) -> Plan:
     return make_plan(
-        _found(question, config, options),
+        ways_of(question, config, options),
         _limits_here(question, options.limits),
         question.num_ranks,
         asked=config.strategy,
-        assumed=_assumed(question),
+        assumed=assumed_of(question),
         alone=_alone(question),
     )
 
@@ -511,7 +357,7 @@ def _alone(question: Question) -> Prediction | None:
     return next(iter(predictions(one)))
 
 
-def _assumed(question: Question) -> list[tuple[str, Any]]:
+def assumed_of(question: Question) -> list[tuple[str, Any]]:
     machine, link, training = question.machine, question.link, question.training
     told: list[tuple[str, Any]] = [
         (

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from polyhop.cluster_planner import question_of_cluster
 from polyhop.forecast import GraphStatistics, Question
 from polyhop.forecast.batches import of_variant
 from polyhop.forecast.loads import Kept, crossing, drawn, served
 from polyhop.nn import GraphSAGE
 from polyhop.plan import Cluster
-from polyhop.planner import PlanOptions, question_of_cluster
+from polyhop.planner import PlanOptions
 from polyhop.strategies.work import Variant
 from polyhop.train.config import Config
 

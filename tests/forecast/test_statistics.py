@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from polyhop.cluster_planner import plan_cluster, question_of_cluster, scale_cluster
 from polyhop.datasets import load
 from polyhop.datasets.synth import generate
 from polyhop.errors import ConfigError
@@ -33,15 +34,7 @@ from polyhop.nn import GAT, GraphSAGE
 from polyhop.partition import Partition, partition
 from polyhop.plan import Cluster, Law, Limits, Link, Machine, Prediction, save_machine
 from polyhop.plan.device import machine_of_device
-from polyhop.planner import (
-    ANY_MODEL,
-    PlanOptions,
-    plan_cluster,
-    plan_graph,
-    question_of_cluster,
-    scale_cluster,
-    training_of,
-)
+from polyhop.planner import ANY_MODEL, PlanOptions, plan_graph, training_of
 from polyhop.strategies import halo_cost, split_choice
 from polyhop.train.config import Config
 

@@ -107,8 +107,9 @@ def plan_for(
     link: Link | None,
 ) -> tuple[Plan, list[Curve]]:
     """And curves; ``there``: the cluster, and how many of its ranks."""
+    from polyhop.cluster_planner import plan_cluster, scale_cluster
     from polyhop.plan.picture import draw_curves
-    from polyhop.planner import PlanOptions, plan_cluster, scale_cluster
+    from polyhop.planner import PlanOptions
 
     cluster, ranks = there
     options, model = PlanOptions(limits, link=link, tell=console.say), recipe.build(0)

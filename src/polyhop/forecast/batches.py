@@ -184,7 +184,7 @@ def _calls(question: Question) -> float:
 
 def _with_ends(question: Question, works: Sequence[Work]) -> list[Work]:
     """What comes before and after the layers, of each rank's share of the seeds."""
-    seeds = question.training.batch_size / question.num_ranks
+    seeds = question.training.num_seeds / question.num_ranks
     return [
         replace(work, counts=work.counts + question.training.counts.around(work.loaded, seeds))
         for work in works

@@ -20,7 +20,7 @@ from polyhop.forecast.sight import InputRows
 from polyhop.strategies.flows import Flows
 from polyhop.strategies.work import Variant
 
-__all__ = ["Kept", "crossing", "drawn"]
+__all__ = ["Kept", "crossing", "drawn", "served"]
 
 
 @dataclass(frozen=True)

@@ -230,7 +230,7 @@ def _batches(
     is_dense = is_split and training.inputs.row_length is not None
     part = _part(question, rank) if question.num_ranks > 1 else None
     layers, rows, edges = _drawn(flows, variant, rank)
-    seeds = training.batch_size / question.num_ranks
+    seeds = training.num_seeds / question.num_ranks
     found = stepped(training, layers, seeds, is_dense=is_dense)
     row = training.inputs.num_features * size
     if training.inputs.row_length is not None:

@@ -62,7 +62,9 @@ class Training:
     pool_bytes: float | None = None  # memory of windows; None: as the trainer has it
     has_weights: bool = False  # edges have
     has_loops: bool = False
-    loads_whole: bool = True  # every rank loads the graph and cuts its part out; False: parts come from a folder
+    loads_whole: bool = (
+        True  # every rank loads the graph and cuts its part out; False: parts come from a folder
+    )
     device_cache_bytes: int = 0  # of own input rows that ranks of ``split`` keep where they compute
 
     @property
@@ -72,7 +74,12 @@ class Training:
     @property
     def num_batches(self) -> float:
         """Full mini-batches that an epoch amounts to: the last one may be smaller."""
-        return 1.0 if self.num_neighbors is None else self.num_train / self.batch_size
+        return 1.0 if self.num_neighbors is None else self.num_train / self.num_seeds
+
+    @property
+    def num_seeds(self) -> int:
+        """Of a full mini-batch, all ranks together."""
+        return max(1, min(self.batch_size, self.num_train))
 
     @property
     def chance(self) -> float:

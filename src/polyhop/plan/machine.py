@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 _FILE = "machine.json"
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclass(frozen=True)

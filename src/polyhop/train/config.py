@@ -188,7 +188,9 @@ class Config:
     allow_approximate: bool = (
         False  # strategy "auto" may choose ways whose weights are not those of one process
     )
-    foresee: bool = True  # a run with a folder whose strategy is given keeps a plan all the same, to compare it with
+    foresee: bool = (
+        True  # a run with a folder whose strategy is given keeps a plan all the same, to compare it with
+    )
     edge_functions: bool = (
         False  # functions compute attention weights too (GAT): many more bytes, less work for servers
     )

@@ -1,0 +1,168 @@
+"""Plans and curves for clusters that need not be there, on graphs of which statistics are enough.
+
+All parts are alike, so one rank is looked at whatever their number; devices are as their published rates say, or as a host
+was measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from polyhop.forecast import GraphStatistics, Inputs, Question, Training, alike_sight
+from polyhop.plan import Cluster, Limits, Memory, Plan, Prediction, make_plan, rank
+from polyhop.plan.cluster import machine_of
+from polyhop.plan.curve import DEVICES, Curve, curves_of
+from polyhop.plan.device import crowding_of, described, law_of_device, machine_of_device
+from polyhop.plan.topology import Topology
+from polyhop.planner import PlanOptions, assumed_of, law_of, ways_of
+from polyhop.train.config import Config
+
+__all__ = ["plan_cluster", "question_of_cluster", "scale_cluster"]
+
+
+def plan_cluster(
+    model: nn.Module,
+    statistics: GraphStatistics,
+    config: Config,
+    cluster: Cluster,
+    num_ranks: int,
+    options: PlanOptions,
+) -> Plan:
+    """For so many ranks of a cluster that need not be there, on a graph that need not be either."""
+    question = question_of_cluster(model, statistics, config, cluster, num_ranks, options)
+    told = [*described(cluster, num_ranks), *_of_statistics(statistics, num_ranks), *assumed_of(question)[1:]]
+    return make_plan(
+        _on_cluster(question, config, cluster, options),
+        _limits_of(cluster, num_ranks, options.limits),
+        num_ranks,
+        asked=config.strategy,
+        assumed=told,
+    )
+
+
+def _training_of_statistics(model: nn.Module, statistics: GraphStatistics, config: Config) -> Training:
+    dtype = getattr(torch, statistics.row_dtype)
+    return Training(
+        model,
+        Inputs(statistics.num_features, dtype, statistics.row_length),
+        statistics.num_nodes,
+        statistics.num_edges,
+        statistics.num_train,
+        config.num_neighbors,
+        config.batch_size or 1024,
+        config.feature_dtype,
+        max(1, config.max_epochs),
+        config.prefetch,
+        config.cache_bytes,
+        config.memory_bytes,
+        device_cache_bytes=config.device_cache_bytes,
+    )
+
+
+def scale_cluster(
+    model: nn.Module,
+    statistics: GraphStatistics,
+    config: Config,
+    cluster: Cluster,
+    options: PlanOptions,
+    chosen: Prediction,
+    devices: Sequence[int] = DEVICES,
+) -> list[Curve]:
+    """What an epoch would take on more and more ranks, of as many hosts of the cluster's kind as they fill."""
+    found, every = {}, replace(options, is_given=False)
+    for num_ranks in devices:
+        question = question_of_cluster(model, statistics, config, cluster, num_ranks, every)
+        ways = _on_cluster(question, config, cluster, every)
+        if ways:
+            found[num_ranks] = rank(ways, _limits_of(cluster, num_ranks, options.limits))
+    return curves_of(found, chosen)
+
+
+def question_of_cluster(
+    model: nn.Module,
+    statistics: GraphStatistics,
+    config: Config,
+    cluster: Cluster,
+    num_ranks: int,
+    options: PlanOptions,
+) -> Question:
+    """What forecasts are asked for such a plan."""
+    training = _training_of_statistics(model, statistics, config)
+    topology = Topology(cluster.ranks_per_host, cluster.inside, cluster.network)
+    if cluster.machine is None:
+        machine = options.machine or machine_of_device(cluster, num_ranks)
+        law = law_of_device(cluster, num_ranks)
+    else:
+        machine, law = law_of(machine_of(cluster.machine), training, options.tell, keeps=False)
+    sight = alike_sight(statistics, training, num_ranks)
+    crowding = crowding_of(cluster, machine.cores, num_ranks) if num_ranks > 1 else 0.0
+    link = options.link or topology.among(0, num_ranks)
+    link = replace(link, bytes_per_s=link.bytes_per_s / sight.busiest)  # all wait for the busiest
+    return Question(training, sight, num_ranks, machine, link, law, crowding, topology)
+
+
+def _on_cluster(
+    question: Question, config: Config, cluster: Cluster, options: PlanOptions
+) -> list[Prediction]:
+    """Of all ways. Functions compute on processors: beside GPUs they are not compared."""
+    found = ways_of(question, config, options)
+    possible = [each for each in found if not (cluster.gpus and each.strategy == "serverless")]
+    return [_on_hosts(each, question, cluster) for each in possible]
+
+
+def _on_hosts(given: Prediction, question: Question, cluster: Cluster) -> Prediction:
+    """With what its hosts cost an epoch. Input rows of mini-batches stay in their memory, beside GPUs; where these sum, each
+    edge's message is written out.
+    """
+    dollars, memory, training = (
+        cluster.dollars(question.num_ranks, given.epoch_s),
+        given.memory,
+        question.training,
+    )
+    if cluster.gpus:
+        is_drawn = training.num_neighbors is not None
+        held = training.num_nodes / question.num_ranks * training.inputs.row_bytes if is_drawn else 0.0
+        memory = Memory(memory.training - held + _message_bytes(question), memory.evaluation - held, held)
+    sent = {kind: num_bytes * question.sight.busiest for kind, num_bytes in given.sent.items()}
+    return replace(given, dollars=dollars, memory=memory, sent=sent)
+
+
+def _message_bytes(question: Question) -> float:
+    """Of the edges of a layer, and of their gradients."""
+    flows, training = question.sight.flows, question.training
+    edges = float(question.sight.cut.edges[0] if flows is None else flows.own_edges[-1, 0].sum())
+    columns = max(min(layer.in_columns, layer.mapped_columns) for layer in training.counts.layers)
+    return 2 * edges * columns * training.value_bytes
+
+
+def _limits_of(cluster: Cluster, num_ranks: int, limits: Limits) -> Limits:
+    here = min(cluster.ranks_per_host, num_ranks)
+    host = 1e9 * cluster.memory_gb / here
+    device = 1e9 * cluster.gpu_memory_gb if cluster.gpus else host
+    return replace(limits, device_bytes=device, host_bytes=host if cluster.gpus else math.inf)
+
+
+def _of_statistics(statistics: GraphStatistics, num_ranks: int) -> list[tuple[str, str]]:
+    known = sorted(statistics.halo)
+    if not known:
+        parts = "as if nodes lay at random: nothing was measured of parts"
+    else:
+        last = (
+            "as measured"
+            if num_ranks in known
+            else "from what was measured with " + ", ".join(map(str, known))
+        )
+        parts = (
+            f"all alike; rows that cross {last} parts"
+            if num_ranks not in known
+            else f"all alike; rows that cross {last}"
+        )
+    sizes = (
+        f"{statistics.num_nodes:,} nodes, {statistics.num_edges:,} edges, {statistics.num_features} features"
+    )
+    return [("graph", f"{statistics.name}: {sizes}"), ("parts of it", parts)]
