@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from polyhop.kernels import checks, native, reference
+from polyhop.kernels import checks, device, native, reference
 from polyhop.kernels.owned import Owned
 
 __all__ = ["dropout", "dropout_values"]
@@ -43,7 +43,7 @@ def dropout(
     checks.same_device("dropout", h=h, ids=ids)
     if p <= 0 and not relu:
         return h
-    if p >= 1 or not native.serves(h, ids, op="ph_dropout"):
+    if p >= 1 or not (device.serves(h, ids) or native.serves(h, ids, op="ph_dropout")):
         if ids is None:
             ids = torch.arange(id_start, id_start + h.shape[0], device=h.device)
         return reference.dropout(h, ids, p, key, relu)
@@ -61,11 +61,21 @@ def _run(
     if p <= 0:
         return torch.relu_(h) if in_place else torch.relu(h)
     out = h if in_place else torch.empty_like(h)
+    if _is_on_device(h):
+        from polyhop.kernels.triton.dropout import dropout as run
+
+        run(h, ids, id_start, key, reference.threshold(p), relu, out)
+        return out
     native.call(
         "ph_dropout", h, native.float_code(h), h.shape[0], h.shape[1], ids, id_start, key, reference.threshold(p),
         int(relu), out, native.num_threads(),
     )  # fmt: skip
     return out
+
+
+def _is_on_device(h: Tensor) -> bool:
+    """Whether Triton serves rows that one of the two kernels does."""
+    return h.is_cuda or native.mode() == "triton"
 
 
 class _Dropout(torch.autograd.Function):
@@ -100,10 +110,16 @@ class _Dropout(torch.autograd.Function):
             return _run(grad, ids, p, key, id_start, False), *[None] * 6
         (out,) = ctx.saved_tensors
         result = grad if is_owned else torch.empty_like(grad)
-        native.call(
-            "ph_dropout_relu_backward", grad, out, native.float_code(out), out.numel(),
-            reference.threshold(p) if p > 0 else 0, result, native.num_threads(),
-        )  # fmt: skip
+        threshold = reference.threshold(p) if p > 0 else 0
+        if _is_on_device(out):
+            from polyhop.kernels.triton.dropout import dropout_relu_backward
+
+            dropout_relu_backward(grad, out, threshold, result)
+        else:
+            native.call(
+                "ph_dropout_relu_backward", grad, out, native.float_code(out), out.numel(), threshold, result,
+                native.num_threads(),
+            )  # fmt: skip
         return result, *[None] * 6
 
 
