@@ -42,3 +42,15 @@ def device() -> torch.device:
 def triton_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls that the Triton kernels cannot serve fail instead of falling back."""
     monkeypatch.setenv("POLYHOP_KERNELS", "triton")
+
+
+@pytest.fixture
+def poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fresh memory holds NaN, or the largest number: what a kernel leaves unwritten is seen."""
+    plain, like = torch.empty, torch.empty_like
+
+    def spoilt(made: torch.Tensor) -> torch.Tensor:
+        return made.fill_(torch.nan if made.is_floating_point() else torch.iinfo(made.dtype).max)
+
+    monkeypatch.setattr(torch, "empty", lambda *size, **options: spoilt(plain(*size, **options)))
+    monkeypatch.setattr(torch, "empty_like", lambda given, **options: spoilt(like(given, **options)))

@@ -399,7 +399,7 @@ def attention(
     sums = a_dst.new_empty(cut.most, 2, *x.shape[1:])
     src_ids = None if block.src_ids is None else block.src_ids.contiguous()
     _forward[(cut.most + num_dst, head_blocks)](
-        indptr, cut.ends, block.indices.contiguous(), x, a_src, a_dst, src_ids, keys, out, top, inverse, positive, share,
+        indptr, cut.ends, block.indices.contiguous(), x, a_src, a_dst, src_ids, keys, out, whole, top, inverse, positive, share,
         stats, sums, num_dst, cut.most, cut.limit, block.dst_start, SLOPE=slope, DROP=threshold, LOOP=loop, TRAINS=trains,
         **consts,
     )  # fmt: skip

@@ -139,7 +139,8 @@ def _encode(
                     BLOCK_R, BLOCK_F,
                 )  # fmt: skip
     if UNIFORM == 0 or UNIFORM == 16:
-        halves = x.to(tl.bfloat16).to(tl.int16, bitcast=True).to(tl.int32)
+        whole = x.to(tl.int32, bitcast=True)
+        halves = (whole + 0x7FFF + ((whole >> 16) & 1)) >> 16  # bfloat16, ties to even
         _put_bytes(message, at[:, None] + 2 * col[None, :], halves, some & (is_good & (b == 16))[:, None], 2)
     if UNIFORM == 0 or UNIFORM == 32:
         words = x.to(tl.int32, bitcast=True)
