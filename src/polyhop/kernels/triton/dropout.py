@@ -43,7 +43,7 @@ def _dropout(
     tl.store(out + at, tl.where(lanes >= DROP, kept, 0.0).to(out.dtype.element_ty), mask=ok)
 
 
-@triton.jit(do_not_specialize=["num_values"])
+@triton.jit
 def _relu_backward(grad, kept, out, num_values, DROP: tl.constexpr, SUM: tl.constexpr, BLOCK: tl.constexpr):
     """The mask of relu and dropout together is the sign of what they gave."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)

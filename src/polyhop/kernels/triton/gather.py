@@ -21,13 +21,13 @@ _ROWS = 8  # wanted rows of a program
 
 @triton.jit(do_not_specialize=["num_wanted", "num_values", "num_rows"])
 def _gather(
-    values, second, ids, scale, out, bad, num_wanted, num_values, num_rows, units, width,
+    values, second, ids, scale, out, bad, num_wanted, num_values, num_rows, units,
     UNIT: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_F: tl.constexpr,
 ):  # fmt: skip
     """Rows that there are not are not read; the first of them is noted."""
     place = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     col = tl.program_id(1) * BLOCK_F + tl.arange(0, BLOCK_F)
-    wanted, col_ok = place < num_wanted, col < width
+    wanted, col_ok = place < num_wanted, col < units * UNIT
     row = tl.load(ids + place, mask=wanted, other=0)
     is_good = (row >= 0) & (row < num_rows)
     tl.atomic_min(bad + place * 0, place, mask=wanted & (is_good == 0))
@@ -59,7 +59,7 @@ def gather_rows(values: Tensor, second: Tensor | None, ids: Tensor, scale: Tenso
     unit = next(u for u in (16, 8, 4, 2, 1) if width % u == 0) if width else 1
     block = min(triton.next_power_of_2(max(width, 1)), _BYTES // values.element_size())
     _gather[(triton.cdiv(num, _ROWS), max(triton.cdiv(width, block), 1))](
-        values, second, ids, scale, out, bad, num, values.shape[0], num_rows, width // unit, width, UNIT=unit,
+        values, second, ids, scale, out, bad, num, values.shape[0], num_rows, width // unit, UNIT=unit,
         BLOCK_R=_ROWS, BLOCK_F=block, num_warps=1,
     )  # fmt: skip
     first = int(bad)

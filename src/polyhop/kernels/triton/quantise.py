@@ -47,11 +47,13 @@ def count_widths(bits: Tensor) -> tuple[dict[int, int], int]:
 
 
 @triton.jit
-def _place(row, codes_at, params_at, width, num_rows, ok, UNIFORM: tl.constexpr):
+def _place(row, codes_at, params_at, width, ok, UNIFORM: tl.constexpr):
     """(byte of a row's codes, number of its parameters)."""
     if UNIFORM:
-        return row * ((width * UNIFORM + 7) // 8), row
-    return tl.load(codes_at + row, mask=ok, other=0), tl.load(params_at + row, mask=ok, other=0)
+        at, params = row * ((width * UNIFORM + 7) // 8), row
+    else:
+        at, params = tl.load(codes_at + row, mask=ok, other=0), tl.load(params_at + row, mask=ok, other=0)
+    return at, params
 
 
 @triton.jit
@@ -109,7 +111,7 @@ def _encode(
     place = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     col = tl.arange(0, BLOCK_F)
     ok = place < num_sent
-    at, params = _place(place, codes_at, params_at, width, num_sent, ok, UNIFORM)
+    at, params = _place(place, codes_at, params_at, width, ok, UNIFORM)
     b = tl.load(bits + place, mask=ok, other=1).to(tl.int32)
     row = place if rows is None else tl.load(rows + place, mask=ok, other=0)
     is_there = ok & (row >= 0) & (row < num_rows)
@@ -164,7 +166,7 @@ def _decode(
     place = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     col = tl.arange(0, BLOCK_F)
     ok = place < num_sent
-    at, params = _place(place, codes_at, params_at, width, num_sent, ok, UNIFORM)
+    at, params = _place(place, codes_at, params_at, width, ok, UNIFORM)
     some = ok[:, None] & (col < width)[None, :]
     b = tl.load(bits + place, mask=ok, other=1).to(tl.int32)
     values = tl.zeros([BLOCK_R, BLOCK_F], tl.float32)

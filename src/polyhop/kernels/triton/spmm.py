@@ -64,14 +64,14 @@ def _finish(
 
 @triton.jit(do_not_specialize=["num_dst", "most", "limit", "self_begin", "self_end", "shift"])
 def _lists(
-    indptr, ends, indices, edge, pool_rows, h, units, width, edge_weight, src_scale, dst_scale, self_scale, out, sums,
+    indptr, ends, indices, edge, pool_rows, h, units, edge_weight, src_scale, dst_scale, self_scale, out, sums,
     num_dst, most, limit, self_begin, self_end, shift,
     UNIT: tl.constexpr, SUM: tl.constexpr, ADDS: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_F: tl.constexpr,
 ):  # fmt: skip
     """Programs 0 .. most - 1 sum the pieces of long lists, those after them short lists."""
     pid = tl.program_id(0).to(tl.int64)
     col = tl.program_id(1) * BLOCK_F + tl.arange(0, BLOCK_F)
-    col_ok = col < width
+    col_ok = col < units * UNIT
     if pid >= most:
         row = pid - most
         begin, end = tl.load(indptr + row), tl.load(indptr + row + 1)
@@ -98,13 +98,13 @@ def _lists(
 
 @triton.jit(do_not_specialize=["num_dst", "self_begin", "self_end", "shift"])
 def _long_lists(
-    ends, pool_rows, h, units, width, dst_scale, self_scale, out, sums, num_dst, self_begin, self_end, shift,
+    ends, pool_rows, h, units, dst_scale, self_scale, out, sums, num_dst, self_begin, self_end, shift,
     UNIT: tl.constexpr, SUM: tl.constexpr, ADDS: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_F: tl.constexpr,
 ):  # fmt: skip
     """The program of a long list's first piece sums all of its pieces."""
     pid = tl.program_id(0).to(tl.int64)
     col = tl.program_id(1) * BLOCK_F + tl.arange(0, BLOCK_F)
-    col_ok = col < width
+    col_ok = col < units * UNIT
     if pid < tl.load(ends + num_dst):
         row = list_of_piece(ends, pid, num_dst)
         if tl.load(ends + row) == pid:
@@ -155,11 +155,11 @@ def spmm(
     }  # fmt: skip
     blocks = triton.cdiv(width, block)
     _lists[(cut.most + num_dst, blocks)](
-        indptr, cut.ends, indices, edge, rows, h, width // unit, width, edge_weight, src_scale, dst_scale, self_scale,
+        indptr, cut.ends, indices, edge, rows, h, width // unit, edge_weight, src_scale, dst_scale, self_scale,
         out, sums, num_dst, cut.most, cut.limit, *own, **consts,
     )  # fmt: skip
     if cut.most:
         _long_lists[(cut.most, blocks)](
-            cut.ends, rows, h, width // unit, width, dst_scale, self_scale, out, sums, num_dst, *own, **consts
+            cut.ends, rows, h, width // unit, dst_scale, self_scale, out, sums, num_dst, *own, **consts
         )
     return out
