@@ -17,7 +17,7 @@ from torch import Tensor
 from polyhop.errors import KernelError
 from polyhop.kernels import native
 
-__all__ = ["FLOATS", "interprets", "serves"]
+__all__ = ["FLOATS", "interprets", "runs_on", "serves"]
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16)
 
@@ -48,6 +48,11 @@ def serves(*tensors: Tensor | None, dtypes: tuple[torch.dtype, ...] = FLOATS) ->
     if reason is not None:
         _warn_once(reason)
     return False
+
+
+def runs_on(tensor: Tensor) -> bool:
+    """Which of the two kernels an autograd function runs that one of them serves: Triton's, or else the native one."""
+    return tensor.is_cuda or (native.mode() == "triton" and interprets())
 
 
 @cache

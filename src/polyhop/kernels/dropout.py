@@ -61,7 +61,7 @@ def _run(
     if p <= 0:
         return torch.relu_(h) if in_place else torch.relu(h)
     out = h if in_place else torch.empty_like(h)
-    if _is_on_device(h):
+    if device.runs_on(h):
         from polyhop.kernels.triton.dropout import dropout as run
 
         run(h, ids, id_start, key, reference.threshold(p), relu, out)
@@ -71,11 +71,6 @@ def _run(
         int(relu), out, native.num_threads(),
     )  # fmt: skip
     return out
-
-
-def _is_on_device(h: Tensor) -> bool:
-    """Whether Triton serves rows that one of the two kernels does."""
-    return h.is_cuda or native.mode() == "triton"
 
 
 class _Dropout(torch.autograd.Function):
@@ -104,14 +99,14 @@ class _Dropout(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         ids, p, key, id_start, relu = ctx.given
-        is_owned = relu and _owned(grad)
+        is_owned = relu and grad.is_cpu and _owned(grad)  # measured on the CPU
         grad = grad.contiguous()
         if not relu:
             return _run(grad, ids, p, key, id_start, False), *[None] * 6
         (out,) = ctx.saved_tensors
         result = grad if is_owned else torch.empty_like(grad)
         threshold = reference.threshold(p) if p > 0 else 0
-        if _is_on_device(out):
+        if device.runs_on(out):
             from polyhop.kernels.triton.dropout import dropout_relu_backward
 
             dropout_relu_backward(grad, out, threshold, result)

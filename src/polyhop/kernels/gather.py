@@ -141,7 +141,7 @@ def _bad_id(ids: Tensor, at: int, limit: int) -> InputError:
 def _run(
     values: Tensor, ids: Tensor, scale: Tensor | None, out: Tensor, second: Tensor | None = None
 ) -> None:
-    if ids.is_cuda or native.mode() == "triton":
+    if device.runs_on(ids):
         from polyhop.kernels.triton.gather import gather_rows as run
 
         bad = run(values, second, ids, scale, out)
@@ -169,7 +169,7 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grad = (grad if ctx.scale is None else grad * ctx.scale).contiguous()
         out = grad.new_zeros(ctx.rows, grad.shape[1])
-        if grad.is_cuda or native.mode() == "triton":
+        if device.runs_on(grad):
             from polyhop.kernels.triton.scatter import scatter_add_rows
 
             scatter_add_rows(out, ctx.ids, grad)

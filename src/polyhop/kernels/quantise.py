@@ -62,7 +62,7 @@ def quantised_bytes(bits: Tensor, num_columns: int) -> int:
 def _counts(bits: Tensor) -> tuple[dict[int, int], int]:
     from polyhop.kernels.triton.quantise import count_widths
 
-    return count_widths(bits.contiguous())
+    return count_widths(bits if bits.is_contiguous() else bits.contiguous())
 
 
 def _total(counts: dict[int, int], num_columns: int) -> int:

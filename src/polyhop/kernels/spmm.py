@@ -106,13 +106,18 @@ def spmm(
     if learned or not (on_device or native.serves(*given, op=op)):
         return reference.spmm(indptr, indices, h, second=second, dst_start=dst_start, rows=rows, **factors)
     dtype = reference.sum_dtype(h.dtype)
-    weights = [None if f is None else f.detach().to(dtype).contiguous() for f in factors.values()]
+    weights = [None if f is None else _plain(f).to(dtype).contiguous() for f in factors.values()]
     edges = (indptr.contiguous(), indices.contiguous(), None if rows is None else rows.contiguous())
     if second is not None:
         return _pooled(h.contiguous(), second.contiguous(), edges, weights, dst_start)
     transposed = transposed or (lambda: reference.transpose(indptr, indices, num_src))
     result: Tensor = _Spmm.apply(h.contiguous(), edges, weights, num_src, dst_start, transposed, on_device)
     return result
+
+
+def _plain(factor: Tensor) -> Tensor:
+    """A factor that no gradient goes through; the same object if none does anyway, by which what is made of it is kept."""
+    return factor.detach() if factor.requires_grad else factor
 
 
 def _pooled(
@@ -224,7 +229,7 @@ class _Spmm(torch.autograd.Function):
 def _to_pool(grad: Tensor, rows: Tensor, pool: int) -> Tensor:
     """[P, F]: gradients of sources summed where their rows lie."""
     out = grad.new_zeros(pool, grad.shape[1])
-    if grad.is_cuda or native.mode() == "triton":
+    if device.runs_on(grad):
         from polyhop.kernels.triton.scatter import scatter_add_rows
 
         scatter_add_rows(out, rows, grad)
@@ -265,11 +270,13 @@ def _on_device(
     own: tuple[int, int, int],
 ) -> Tensor:
     """[D, F] by the Triton kernel."""
-    from polyhop.kernels.triton.spmm import spmm
+    from polyhop.kernels.triton.spmm import reordered, spmm
 
     (indptr, indices, rows), (edge_weight, src_scale, dst_scale, self_scale) = edges, weights
+    if edge is not None and edge_weight is not None:
+        edge_weight = reordered(edge_weight, edge)
     out = torch.empty(num_dst, h.shape[1], dtype=h.dtype, device=h.device)
     return spmm(
-        indptr, indices, h, out, edge=edge, rows=rows, edge_weight=edge_weight, src_scale=src_scale,
+        indptr, indices, h, out, rows=rows, edge_weight=edge_weight, src_scale=src_scale,
         dst_scale=dst_scale, self_scale=self_scale, own=own,
     )  # fmt: skip

@@ -9,10 +9,11 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from polyhop.kernels.triton.segments import list_of_piece, segments
 
-__all__ = ["spmm"]
+__all__ = ["reordered", "spmm"]
 
 _BYTES = 512  # of a row that a program reads: 16 for each thread of a warp
 _EDGES = 16  # rows that a warp reads at a time
@@ -20,7 +21,7 @@ _EDGES = 16  # rows that a warp reads at a time
 
 @triton.jit
 def _sum_edges(
-    begin, end, col, col_ok, indices, edge, pool_rows, h, units, edge_weight, src_scale,
+    begin, end, col, col_ok, indices, pool_rows, h, units, edge_weight, src_scale,
     UNIT: tl.constexpr, SUM: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_F: tl.constexpr,
 ):  # fmt: skip
     """[B]: the edges begin .. end - 1, weighted, in order."""
@@ -33,8 +34,7 @@ def _sum_edges(
         at = h + row[:, None] * (units * UNIT) + col[None, :]
         tile = tl.load(at, mask=ok[:, None] & col_ok[None, :], other=0.0).to(SUM)
         if edge_weight is not None:
-            where = e if edge is None else tl.load(edge + e, mask=ok, other=0).to(tl.int64)
-            tile *= tl.load(edge_weight + where, mask=ok, other=0.0)[:, None]
+            tile *= tl.load(edge_weight + e, mask=ok, other=0.0)[:, None]
         if src_scale is not None:
             tile *= tl.load(src_scale + source, mask=ok, other=0.0)[:, None]
         acc += tl.sum(tile, 0)
@@ -64,7 +64,7 @@ def _finish(
 
 @triton.jit(do_not_specialize=["num_dst", "most", "limit", "self_begin", "self_end", "shift"])
 def _lists(
-    indptr, ends, indices, edge, pool_rows, h, units, edge_weight, src_scale, dst_scale, self_scale, out, sums,
+    indptr, ends, indices, pool_rows, h, units, edge_weight, src_scale, dst_scale, self_scale, out, sums,
     num_dst, most, limit, self_begin, self_end, shift,
     UNIT: tl.constexpr, SUM: tl.constexpr, ADDS: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_F: tl.constexpr,
 ):  # fmt: skip
@@ -77,7 +77,7 @@ def _lists(
         begin, end = tl.load(indptr + row), tl.load(indptr + row + 1)
         if end - begin <= limit:
             acc = _sum_edges(
-                begin, end, col, col_ok, indices, edge, pool_rows, h, units, edge_weight, src_scale, UNIT, SUM,
+                begin, end, col, col_ok, indices, pool_rows, h, units, edge_weight, src_scale, UNIT, SUM,
                 BLOCK_E, BLOCK_F,
             )  # fmt: skip
             if (not ADDS) or end > begin:
@@ -90,7 +90,7 @@ def _lists(
         begin = tl.load(indptr + row) + (pid - tl.load(ends + row)) * limit
         end = tl.minimum(begin + limit, tl.load(indptr + row + 1))
         acc = _sum_edges(
-            begin, end, col, col_ok, indices, edge, pool_rows, h, units, edge_weight, src_scale, UNIT, SUM, BLOCK_E,
+            begin, end, col, col_ok, indices, pool_rows, h, units, edge_weight, src_scale, UNIT, SUM, BLOCK_E,
             BLOCK_F,
         )  # fmt: skip
         tl.store(sums + pid * (units * UNIT) + col, acc, mask=col_ok)
@@ -128,7 +128,6 @@ def spmm(
     h: Tensor,
     out: Tensor,
     *,
-    edge: Tensor | None = None,
     rows: Tensor | None = None,
     edge_weight: Tensor | None = None,
     src_scale: Tensor | None = None,
@@ -137,7 +136,7 @@ def spmm(
     own: tuple[int, int, int] = (0, 0, 0),
     adds: bool = False,
 ) -> Tensor:
-    """out [D, F] = dst_scale[i] * sum_e edge_weight[edge(e)] src_scale[j] h[row(j)] + self_scale[i - own[0]] h[row(i + own[2])].
+    """out [D, F] = dst_scale[i] * sum_e edge_weight[e] src_scale[j] h[row(j)] + self_scale[i - own[0]] h[row(i + own[2])].
 
     The self term is for own[0] <= i < own[1]. Factors are of the sums' dtype; ``adds`` adds to what out holds.
     """
@@ -155,7 +154,7 @@ def spmm(
     }  # fmt: skip
     blocks = triton.cdiv(width, block)
     _lists[(cut.most + num_dst, blocks)](
-        indptr, cut.ends, indices, edge, rows, h, width // unit, edge_weight, src_scale, dst_scale, self_scale,
+        indptr, cut.ends, indices, rows, h, width // unit, edge_weight, src_scale, dst_scale, self_scale,
         out, sums, num_dst, cut.most, cut.limit, *own, **consts,
     )  # fmt: skip
     if cut.most:
@@ -163,3 +162,22 @@ def spmm(
             cut.ends, rows, h, width // unit, dst_scale, self_scale, out, sums, num_dst, *own, **consts
         )
     return out
+
+
+def reordered(weight: Tensor, edge: Tensor) -> Tensor:
+    """weight[edge], both [E]: kept as long as ``weight`` lives, for one order of edges at a time.
+
+    A backward pass reads weights in the order of the transposed edges; one by one they would each take 32 bytes from memory.
+    """
+    version = None if weight.is_inference() else (weight._version, edge.data_ptr(), edge._version)
+    known = _known.get(weight)
+    if known is not None and version is not None and known[0] == version:
+        found: Tensor = known[1]
+        return found
+    made = weight[edge]
+    if version is not None:
+        _known[weight] = (version, made)
+    return made
+
+
+_known = WeakTensorKeyDictionary()
