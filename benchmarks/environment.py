@@ -70,7 +70,9 @@ def run_section(
             # Never a silent fallback in a figure: without Triton there is a warning, which is an error here.
             "POLYHOP_KERNELS": os.environ.get("POLYHOP_KERNELS", "auto" if bench == "gpu" else "native"),
             "PYTHONPATH": os.pathsep.join([str(_link_package(folder)), str(ROOT)]),
-            "PYTHONWARNINGS": "ignore,error:polyhop runs on plain torch kernels" if bench == "gpu" else "ignore",
+            "PYTHONWARNINGS": "ignore,error:polyhop runs on plain torch kernels"
+            if bench == "gpu"
+            else "ignore",
         }
         command = [str(python), "-m", "benchmarks.section", bench, section, str(answer), str(int(is_quick))]
         start = time.perf_counter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 
@@ -33,12 +34,7 @@ def run(*, is_quick: bool) -> Iterator[Figure]:
         graph = graph_of(name + ("?scale=0.05" if is_quick else ""))
         print("  " + describe(graph), flush=True)
         for model in ("gcn", "sage"):
-            sides = {
-                "polyhop": lambda g=graph, m=model: _ours(g, m, FEATURES[name]),
-                **{
-                    kind: lambda g=graph, m=model, k=kind: _pyg(g, m, k, FEATURES[name]) for kind in LAYOUTS
-                },
-            }
+            sides = _sides(graph, model, FEATURES[name])
             memory, times = _measure(sides, 2 if is_quick else 5)
             peer = min((kind for kind in LAYOUTS if kind in times), key=lambda kind: times[kind].median)
             details = ", ".join(f"{side} {times[side]} {memory[side]:.2f} GiB" for side in times)
@@ -52,6 +48,13 @@ def run(*, is_quick: bool) -> Iterator[Figure]:
     yield Figure("fullgraph_vs_pyg", figure, "x", f"{details}{min(ratios):.3f}", at_least=1.8)
     yield Figure("peak_memory_vs_pyg", max(shares), "share", "the largest of the models'", at_most=0.8)
     yield from _gat(is_quick)
+
+
+def _sides(graph: Graph, model: str, features: int) -> dict[str, Callable[[], Epoch]]:
+    def peer(layout: str) -> Callable[[], Epoch]:
+        return lambda: _pyg(graph, model, layout, features)
+
+    return {"polyhop": lambda: _ours(graph, model, features), **{layout: peer(layout) for layout in LAYOUTS}}
 
 
 def _gat(is_quick: bool) -> Iterator[Figure]:
@@ -119,9 +122,7 @@ def _pyg(graph: Graph, model: str, layout: str, features: int) -> Epoch:
         forward: Callable[[Tensor], Tensor] = lambda x: net(x, edges, None)  # noqa: E731
     elif model == "sage":
         values = (1 / block.drawn.clamp(min=1).float()).repeat_interleave(block.drawn)
-        net = _Stack(
-            SAGEConv(a, b, aggr="sum") for a, b in _pairs(_widths(features, graph.num_classes))
-        )
+        net = _Stack(SAGEConv(a, b, aggr="sum") for a, b in _pairs(_widths(features, graph.num_classes)))
         edges = _matrix(block.indptr, block.indices, values, layout)
         forward = lambda x: net(x, edges)  # noqa: E731
     else:
@@ -150,7 +151,7 @@ class _Stack(nn.Module):
 
 
 def _pairs(widths: list[int]) -> list[tuple[int, int]]:
-    return list(zip(widths, widths[1:], strict=False))
+    return list(itertools.pairwise(widths))
 
 
 def _destinations(degree: Tensor) -> Tensor:

@@ -93,9 +93,7 @@ def _draw_plain(
 
         if fanout <= sample.MOST:
             return sample.draw(indptr.contiguous(), rows.contiguous(), fanout, key, ids.contiguous())
-    return reference.draw(
-        indptr, indices, rows, fanout, key, ids=ids, source_ids=source_ids, method=method
-    )
+    return reference.draw(indptr, indices, rows, fanout, key, ids=ids, source_ids=source_ids, method=method)
 
 
 def _draw_native(

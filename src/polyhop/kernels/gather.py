@@ -41,7 +41,10 @@ def gather_rows(
     from_host = values.device != ids.device
     on_device = not learned and _serves_device(values, None, ids, scale, out)
     if not (on_device or native.serves(values, ids, scale, out, dtypes=_DTYPES, op="ph_gather_rows")):
-        checks.require(not from_host, "gather_rows: rows in pinned memory need Triton (POLYHOP_KERNELS=auto) and a fixed scale")
+        checks.require(
+            not from_host,
+            "gather_rows: rows in pinned memory need Triton (POLYHOP_KERNELS=auto) and a fixed scale",
+        )
         _check_ids(ids, values.shape[0])
         rows = reference.gather_rows(values, ids, scale)
         return rows if out is None else out.copy_(rows)

@@ -112,7 +112,13 @@ def quantise_rows(
 
 
 def _on_device(
-    h: Tensor, bits: Tensor, key: int, total: int, rows: Tensor | None, ids: Tensor | None, ranges: Tensor | None
+    h: Tensor,
+    bits: Tensor,
+    key: int,
+    total: int,
+    rows: Tensor | None,
+    ids: Tensor | None,
+    ranges: Tensor | None,
 ) -> tuple[Tensor, int]:
     from polyhop.kernels.triton import quantise
 

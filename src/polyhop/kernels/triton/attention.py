@@ -49,8 +49,9 @@ def _keep(
 
 @triton.jit
 def _attend(
-    begin, end, row, head, head_ok, indices, x, a_src, to, src_ids, keys, dst_start, m, l, q, acc, pos,
-    SLOPE: tl.constexpr, DROP: tl.constexpr, HEADS: tl.constexpr, CHANNELS: tl.constexpr, LOOP: tl.constexpr, TRAINS: tl.constexpr, SUM: tl.constexpr,
+    begin, end, row, head, head_ok, indices, x, a_src, to, src_ids, keys, dst_start, m, total, q, acc, pos,
+    SLOPE: tl.constexpr, DROP: tl.constexpr, HEADS: tl.constexpr, CHANNELS: tl.constexpr, LOOP: tl.constexpr,
+    TRAINS: tl.constexpr, SUM: tl.constexpr,
     BE: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Take edges begin .. end - 1 of a destination into its state: maximum, sum, positive share; sums of rows."""
@@ -70,7 +71,7 @@ def _attend(
         base = tl.where(new == float("-inf"), 0.0, new)
         p, shrink = tl.exp(s - base[None, :]), tl.exp(m - base)
         up = tl.where(z > 0, p, 0.0)
-        m, l, q = new, l * shrink + tl.sum(p, 0), q * shrink + tl.sum(up, 0)
+        m, total, q = new, total * shrink + tl.sum(p, 0), q * shrink + tl.sum(up, 0)
         if keys is not None:
             keep = _keep(
                 row + tl.zeros([1, 1], tl.int64), source[:, None], head[None, :], src_ids, keys, dst_start, DROP,
@@ -82,19 +83,19 @@ def _attend(
         acc = acc * shrink[:, None] + tl.sum(tile * p[:, :, None], 0)
         if TRAINS:
             pos = pos * shrink[:, None] + tl.sum(tile * up[:, :, None], 0)
-    return m, l, q, acc, pos
+    return m, total, q, acc, pos
 
 
 @triton.jit
 def _end(
-    m, l, q, acc, pos, row, head, head_ok, out, whole, top, inverse, positive, share,
+    m, total, q, acc, pos, row, head, head_ok, out, whole, top, inverse, positive, share,
     HEADS: tl.constexpr, CHANNELS: tl.constexpr, TRAINS: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Divide a destination's sums by its softmax's and write them."""
     c = tl.arange(0, BC)
     at = row * (HEADS * CHANNELS) + head[:, None] * CHANNELS + c[None, :]
     ok = head_ok[:, None] & (c < CHANNELS)[None, :]
-    inv = tl.where(l == 0, 0.0, 1.0 / tl.where(l == 0, 1.0, l))
+    inv = tl.where(total == 0, 0.0, 1.0 / tl.where(total == 0, 1.0, total))
     tl.store(out + at, (acc * inv[:, None]).to(out.dtype.element_ty), mask=ok)
     if TRAINS:
         if whole is not None:
@@ -110,7 +111,8 @@ def _end(
 def _forward(
     indptr, ends, indices, x, a_src, a_dst, src_ids, keys, out, whole, top, inverse, positive, share, stats, sums,
     num_dst, most, limit, dst_start,
-    SLOPE: tl.constexpr, DROP: tl.constexpr, HEADS: tl.constexpr, CHANNELS: tl.constexpr, LOOP: tl.constexpr, TRAINS: tl.constexpr, SUM: tl.constexpr,
+    SLOPE: tl.constexpr, DROP: tl.constexpr, HEADS: tl.constexpr, CHANNELS: tl.constexpr, LOOP: tl.constexpr,
+    TRAINS: tl.constexpr, SUM: tl.constexpr,
     BE: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Programs 0 .. most - 1 take pieces of long lists, those after them short lists."""
@@ -132,15 +134,15 @@ def _forward(
     if is_live:
         to = tl.load(a_dst + row * HEADS + head, mask=head_ok, other=0.0)
         m = tl.full([BH], float("-inf"), SUM)
-        l, q = tl.zeros([BH], SUM), tl.zeros([BH], SUM)
+        total, q = tl.zeros([BH], SUM), tl.zeros([BH], SUM)
         acc, pos = tl.zeros([BH, BC], SUM), tl.zeros([BH, BC], SUM)
-        if LOOP:
+        if LOOP:  # noqa: SIM102 (a constant: decided when compiled)
             if (not is_piece) or begin == tl.load(indptr + row):
                 source = row + dst_start
                 z = tl.load(a_src + source * HEADS + head, mask=head_ok, other=0.0) + to
-                m, l = tl.where(z > 0, z, z * SLOPE), tl.full([BH], 1.0, SUM)
-                q = tl.where(z > 0, l, 0.0)
-                p, up = l, q
+                m, total = tl.where(z > 0, z, z * SLOPE), tl.full([BH], 1.0, SUM)
+                q = tl.where(z > 0, total, 0.0)
+                p, up = total, q
                 if keys is not None:
                     keep = _keep(
                         row + tl.zeros([1, 1], tl.int64), source, head[None, :], src_ids, keys, dst_start, DROP,
@@ -154,9 +156,9 @@ def _forward(
                 acc = own * p[:, None]
                 if TRAINS:
                     pos = own * up[:, None]
-        m, l, q, acc, pos = _attend(
+        m, total, q, acc, pos = _attend(
             begin, end, row, head, head_ok, indices, x, a_src, to, src_ids, keys, dst_start,
-            m, l, q, acc, pos, SLOPE, DROP, HEADS, CHANNELS, LOOP, TRAINS, SUM, BE, BC,
+            m, total, q, acc, pos, SLOPE, DROP, HEADS, CHANNELS, LOOP, TRAINS, SUM, BE, BC,
         )  # fmt: skip
         if is_piece:
             c = tl.arange(0, BC)
@@ -166,11 +168,12 @@ def _forward(
             tl.store(sums + at + HEADS * CHANNELS, pos, mask=ok)
             stat = pid * (3 * HEADS) + head
             tl.store(stats + stat, m, mask=head_ok)
-            tl.store(stats + stat + HEADS, l, mask=head_ok)
+            tl.store(stats + stat + HEADS, total, mask=head_ok)
             tl.store(stats + stat + 2 * HEADS, q, mask=head_ok)
         else:
             _end(
-                m, l, q, acc, pos, row, head, head_ok, out, whole, top, inverse, positive, share, HEADS, CHANNELS, TRAINS, BC
+                m, total, q, acc, pos, row, head, head_ok, out, whole, top, inverse, positive, share, HEADS, CHANNELS,
+                TRAINS, BC,
             )  # fmt: skip
 
 
@@ -195,7 +198,7 @@ def _join(
                 at = stats + piece[:, None] * (3 * HEADS) + head[None, :]
                 m = tl.maximum(m, tl.max(tl.load(at, mask=ok, other=float("-inf")), 0))
             base = tl.where(m == float("-inf"), 0.0, m)
-            l, q = tl.zeros([BH], SUM), tl.zeros([BH], SUM)
+            total, q = tl.zeros([BH], SUM), tl.zeros([BH], SUM)
             acc, pos = tl.zeros([BH, BC], SUM), tl.zeros([BH, BC], SUM)
             c = tl.arange(0, BC)
             for start in range(pid, last, BE):
@@ -203,7 +206,7 @@ def _join(
                 ok = (piece < last)[:, None] & head_ok[None, :]
                 at = stats + piece[:, None] * (3 * HEADS) + head[None, :]
                 w = tl.exp(tl.load(at, mask=ok, other=float("-inf")) - base[None, :])
-                l += tl.sum(tl.load(at + HEADS, mask=ok, other=0.0) * w, 0)
+                total += tl.sum(tl.load(at + HEADS, mask=ok, other=0.0) * w, 0)
                 q += tl.sum(tl.load(at + 2 * HEADS, mask=ok, other=0.0) * w, 0)
                 column = head[:, None] * CHANNELS + c[None, :]
                 from_ = sums + piece[:, None, None] * (2 * HEADS * CHANNELS) + column[None, :, :]
@@ -213,7 +216,8 @@ def _join(
                     other = tl.load(from_ + HEADS * CHANNELS, mask=all_ok, other=0.0)
                     pos += tl.sum(other * w[:, :, None], 0)
             _end(
-                m, l, q, acc, pos, row, head, head_ok, out, whole, top, inverse, positive, share, HEADS, CHANNELS, TRAINS, BC
+                m, total, q, acc, pos, row, head, head_ok, out, whole, top, inverse, positive, share, HEADS, CHANNELS,
+                TRAINS, BC,
             )  # fmt: skip
 
 
@@ -223,7 +227,7 @@ def _facts(
     SLOPE: tl.constexpr, HEADS: tl.constexpr, CHANNELS: tl.constexpr, SUM: tl.constexpr,
     BH: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """What the backward pass reads of each destination: a_dst, maximum, inverse sum, g . out; and the gradient of a_dst."""
+    """What the backward pass reads of each destination: a_dst, maximum, inverse sum, g . out; and a_dst's gradient."""
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BH + tl.arange(0, BH)
     head_ok = head < HEADS
@@ -263,7 +267,8 @@ def _give(
     dot, kept = tl.sum(g * mine[None, :, :], 2), alpha
     if keys is not None:
         keep = _keep(
-            dst[:, None], row + tl.zeros([1, 1], tl.int64), head[None, :], src_ids, keys, dst_start, DROP, HEADS, SUM
+            dst[:, None], row + tl.zeros([1, 1], tl.int64), head[None, :], src_ids, keys, dst_start, DROP, HEADS,
+            SUM,
         )  # fmt: skip
         dot, kept = dot * keep, alpha * keep
     ds = alpha * (dot - tl.load(fact + 3 * HEADS, mask=some, other=0.0))
@@ -376,9 +381,9 @@ def attention(
     block: Any, x: Tensor, a_src: Tensor, a_dst: Tensor, keys: Tensor | None, threshold: int, slope: float, loop: bool,
     trains: bool,
 ) -> tuple[Tensor, tuple[Tensor, ...] | None]:  # fmt: skip
-    """(out [D, H, C]; what the backward pass needs, the sums' dtype: out, P; maxima, inverse sums, Q [D, H]). x [S, H, C]; a_src [S, H] and a_dst [D, H] of the sums' dtype.
+    """(out [D, H, C]; what the backward pass needs: out and P [D, H, C], maxima, inverse sums and Q [D, H]).
 
-    ``keys`` int64 [groups of 8 heads] decides which weights are dropped: lanes below ``threshold``.
+    x [S, H, C]; a_src [S, H] and a_dst [D, H] are of the sums' dtype, as is what is kept. ``keys`` int64 [groups of 8 heads] decides which weights are dropped: lanes below ``threshold``.
     """
     num_dst, indptr = block.num_dst, block.indptr.contiguous()
     out = torch.empty(num_dst, *x.shape[1:], dtype=x.dtype, device=x.device)
@@ -400,8 +405,8 @@ def attention(
     src_ids = None if block.src_ids is None else block.src_ids.contiguous()
     _forward[(cut.most + num_dst, head_blocks)](
         indptr, cut.ends, block.indices.contiguous(), x, a_src, a_dst, src_ids, keys, out, whole, top, inverse, positive, share,
-        stats, sums, num_dst, cut.most, cut.limit, block.dst_start, SLOPE=slope, DROP=threshold, LOOP=loop, TRAINS=trains,
-        **consts,
+        stats, sums, num_dst, cut.most, cut.limit, block.dst_start, SLOPE=slope, DROP=threshold, LOOP=loop,
+        TRAINS=trains, **consts,
     )  # fmt: skip
     if cut.most:
         _join[(cut.most, head_blocks)](
@@ -425,7 +430,18 @@ def attention_backward(
     plain = {name: value for name, value in consts.items() if name != "BE"}
     if block.num_dst:
         _facts[(block.num_dst, head_blocks)](
-            grad, exact, positive, a_dst, top, inverse, share, facts, dst_grad, block.num_dst, SLOPE=slope, **plain
+            grad,
+            exact,
+            positive,
+            a_dst,
+            top,
+            inverse,
+            share,
+            facts,
+            dst_grad,
+            block.num_dst,
+            SLOPE=slope,
+            **plain,
         )
     turned = block.transposed()
     cut = segments(turned.indptr, block.num_edges)

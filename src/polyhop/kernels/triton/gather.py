@@ -47,9 +47,9 @@ def _gather(
 
 
 def gather_rows(values: Tensor, second: Tensor | None, ids: Tensor, scale: Tensor | None, out: Tensor) -> int:
-    """Write rows ids int64 [n] of values [N, F] and second [M, F], times scale [F], to out [n, F]; the first bad place, or -1.
+    """Write rows ids int64 [n] of values [N, F] and second [M, F], times scale [F], to out [n, F].
 
-    Waits for the device, to know.
+    Gives the first place with an id outside them, or -1; waits for the device, to know.
     """
     num, width = ids.numel(), values.shape[1]
     if num == 0:

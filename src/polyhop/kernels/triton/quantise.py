@@ -86,6 +86,16 @@ def _put_bytes(message, at, values, ok, NUM: tl.constexpr):
 
 
 @triton.jit
+def _paired(codes, PER: tl.constexpr, W: tl.constexpr, BLOCK_R: tl.constexpr):
+    """[R, n / PER]: PER neighbours of [R, n], of W bits each, as one number, the first lowest."""
+    for power in tl.static_range(3):
+        if (1 << power) < PER:
+            first, second = tl.split(tl.reshape(codes, (BLOCK_R, codes.shape[1] // 2, 2)))
+            codes = first | (second << (W << power))
+    return codes
+
+
+@triton.jit
 def _step_bits(high, zero, TOP: tl.constexpr):
     """uint32: bits of the smallest bfloat16 that is no less than (high - zero) / TOP, taken in float64, and than 2^-110."""
     about = (high - zero) * (1.0 / TOP)
@@ -122,15 +132,14 @@ def _round(
     fixed = tl.minimum(level, (TOP << 16) * 1.0).to(tl.int32)
     is_constant = low == high
     lowest = (low_bits & 1).to(tl.int32)
-    codes = tl.where(is_constant[:, None], tl.where(col[None, :] == 0, lowest[:, None], 0), (fixed + lanes) >> 16)
+    codes = tl.where(
+        is_constant[:, None], tl.where(col[None, :] == 0, lowest[:, None], 0), (fixed + lanes) >> 16
+    )
     codes = tl.where((col < width)[None, :], codes, 0)
-    if W == 8:
-        packed = codes
-        byte = col
-    else:
-        shift = tl.arange(0, PER) * W
-        packed = tl.sum(tl.reshape(codes, (BLOCK_R, BLOCK_F // PER, PER)) << shift[None, None, :], 2)
-        byte = tl.arange(0, BLOCK_F // PER)
+    packed = codes
+    if W <= 4:
+        packed = _paired(packed, 8 // W, W, BLOCK_R)
+    byte = tl.arange(0, BLOCK_F // PER)
     ok = is_mine[:, None] & (byte < (width * W + 7) // 8)[None, :]
     tl.store(message + at[:, None] + byte[None, :], packed.to(tl.uint8), mask=ok)
     zeros = tl.where(is_constant, low_bits >> 16, zero_bits).to(tl.int32)
@@ -169,7 +178,7 @@ def _encode(
         w0, w1, w2, w3 = philox_of_ids(k0, k1, name[:, None] + zero, group[None, :] + zero)
         lanes = lanes_of_groups(w0, w1, w2, w3)
     for power in tl.static_range(4):
-        if UNIFORM == 0 or UNIFORM == (1 << power):
+        if UNIFORM == 0 or UNIFORM == (1 << power):  # noqa: SIM300
             is_mine = is_good & (b == (1 << power))
             if UNIFORM or tl.max(is_mine.to(tl.int32), 0) > 0:
                 _round(
@@ -219,7 +228,9 @@ def _decode(
             codes = tl.reshape(codes, (BLOCK_R, BLOCK_F))
         else:
             bit = col[None, :] * b[:, None]
-            packed = tl.load(message + at[:, None] + (bit >> 3), mask=some & is_coded[:, None], other=0).to(tl.int32)
+            packed = tl.load(message + at[:, None] + (bit >> 3), mask=some & is_coded[:, None], other=0).to(
+                tl.int32
+            )
             codes = (packed >> (bit & 7)) & ((1 << tl.minimum(b, 8)) - 1)[:, None]
         zero_bits = _take_bytes(message, zeros_at + 2 * params, is_coded, 2)
         step_bits = _take_bytes(message, steps_at + 2 * params, is_coded, 2)
@@ -270,16 +281,21 @@ def _row_bytes(h: Tensor, uniform: int) -> int:
 def _consts(width: int) -> dict[str, Any]:
     block = max(16, triton.next_power_of_2(width))
     rows = max(1, _VALUES // block)
-    return {"BLOCK_R": rows, "BLOCK_F": block, "num_warps": max(4, min(16, block // 512)), "enable_fp_fusion": False}
+    return {
+        "BLOCK_R": rows,
+        "BLOCK_F": block,
+        "num_warps": max(4, min(16, block // 512)),
+        "enable_fp_fusion": False,
+    }
 
 
 def quantise_rows(
     h: Tensor, bits: Tensor, counts: dict[int, int], key: int, rows: Tensor | None, ids: Tensor | None, message: Tensor,
     ranges: Tensor | None,
 ) -> int:  # fmt: skip
-    """Write the message uint8 of rows int64 [k] of h [n, F] in bits uint8 [k], whose ``counts`` are given; the first bad row or -1.
+    """Write the message uint8 of rows int64 [k] of h [n, F] in bits uint8 [k], of which there are ``counts``.
 
-    Waits for the device, to know.
+    Gives the first bad row, or -1; waits for the device, to know.
     """
     if bits.numel() == 0:
         return -1
@@ -294,15 +310,15 @@ def quantise_rows(
 
 
 def dequantise_rows(message: Tensor, bits: Tensor, counts: dict[int, int], out: Tensor) -> int:
-    """Write the rows of a message to out [k, F]; the first row that no encoder writes, or -1. Waits for the device, to know."""
+    """Write the rows of a message to out [k, F]; gives the first row that no encoder writes, or -1. Waits for the device."""
     if bits.numel() == 0:
         return -1
     uniform, codes_at, params_at, zeros_at, steps_at = _layout(bits, counts, out.shape[1])
     bad = torch.full((1,), bits.numel(), dtype=torch.int64, device=out.device)
     consts = _consts(out.shape[1])
     _decode[(triton.cdiv(bits.numel(), consts["BLOCK_R"]),)](
-        message, bits, codes_at, params_at, out, bad, bits.numel(), out.shape[1], _row_bytes(out, uniform), zeros_at, steps_at,
-        UNIFORM=uniform, **consts,
+        message, bits, codes_at, params_at, out, bad, bits.numel(), out.shape[1], _row_bytes(out, uniform), zeros_at,
+        steps_at, UNIFORM=uniform, **consts,
     )  # fmt: skip
     return _place_of(bad, bits.numel())
 

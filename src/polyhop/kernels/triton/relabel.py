@@ -32,7 +32,7 @@ class Table:
         self._first = torch.full((num_nodes,), _FREE, dtype=torch.int32, device=device)
 
     def relabel(self, ids: Tensor, more: Tensor) -> tuple[Tensor, Tensor]:
-        """Distinct ids int64 [B] followed by the new ones of ``more`` [m] by first appearance; the int32 row of each of more."""
+        """Distinct ids int64 [B], then the new ones of ``more`` [m] by first appearance; and the int32 rows of more."""
         everyone = torch.cat([ids, more])
         if not everyone.numel():
             return everyone, everyone.to(torch.int32)

@@ -1,4 +1,4 @@
-"""Uniform neighbour draws on the device: Floyd's algorithm over each row's Philox words, the draws of ``csrc/sample_draw.h``.
+"""Uniform neighbour draws on the device: Floyd's algorithm over each row's Philox words, as in ``csrc/sample_draw.h``.
 
 Legend: k rows that draw, E edges, P the fan-out's power of two.
 """
@@ -71,9 +71,9 @@ def _draw(
 
 
 def draw(indptr: Tensor, rows: Tensor, fanout: int, key: int, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """(int64 [k + 1], positions): what ``rows`` int64 [k] draw under ``ids`` int64 [k], ascending in a row; fan-out 1 .. MOST.
+    """(int64 [k + 1], positions): what ``rows`` int64 [k] draw under ``ids`` int64 [k], ascending in a row.
 
-    Waits for the device, to know how many edges there are.
+    The fan-out is 1 .. MOST. Waits for the device, to know how many edges there are.
     """
     ends = torch.zeros(rows.numel() + 1, dtype=torch.int64, device=rows.device)
     torch.cumsum((indptr[rows + 1] - indptr[rows]).clamp(max=fanout), 0, out=ends[1:])

@@ -19,8 +19,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 __all__ = ["Segments", "list_of_piece", "segments"]
 
 _SHORTEST, _LONGEST = 512, 2048
-"""Edges of a piece. One warp takes about 1 us for 16 edges: 2048 end within a hundredth of a pass over 124 M edges, and
-pieces' sums then take 5 % of the result's memory at most; smaller graphs have shorter pieces, for their passes are shorter."""
+"""Edges of a piece. One warp takes about 1 us for 16 edges: 2048 end within a hundredth of a pass over 124 M edges, and sums
+of pieces then take 5 % of the result's memory at most. Smaller graphs have shorter pieces, for their passes are shorter."""
 
 
 @dataclass(frozen=True, eq=False)
