@@ -43,7 +43,11 @@ def run(*, is_quick: bool) -> Iterator[Figure]:
 
 
 def _check_equal(
-    sides: dict[str, Callable[[], tuple[Tensor, Tensor]]], ours: GATConv, block: Block, x: Tensor, grad: Tensor
+    sides: dict[str, Callable[[], tuple[Tensor, Tensor]]],
+    ours: GATConv,
+    block: Block,
+    x: Tensor,
+    grad: Tensor,
 ) -> None:
     """Same work: outputs and gradients agree with ours in float64 to float32 rounding of sums over a hub's edges."""
     wide = x.detach().double().requires_grad_()
@@ -51,7 +55,10 @@ def _check_equal(
     ours.float()
     for name, side in sides.items():
         errors = [float((a - b).abs().max() / b.abs().max()) for a, b in zip(side(), exact, strict=True)]
-        print(f"  {name}: off by {errors[0]:.1e} of the largest value, {errors[1]:.1e} of the gradient's", flush=True)
+        print(
+            f"  {name}: off by {errors[0]:.1e} of the largest value, {errors[1]:.1e} of the gradient's",
+            flush=True,
+        )
         assert max(errors) < 1e-3, f"{name} computes something else"
 
 

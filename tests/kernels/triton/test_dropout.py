@@ -30,7 +30,9 @@ def test_drops_the_units_of_the_host(
     else:
         assert torch.equal(ours, theirs)
     assert torch.equal(gradient == 0, expected == 0)
-    torch.testing.assert_close(gradient, expected)  # the factor is rounded once here, and not after a product in bfloat16
+    torch.testing.assert_close(
+        gradient, expected
+    )  # the factor is rounded once here, and not after a product in bfloat16
 
 
 def test_ids_from_a_start_and_in_place(device: torch.device) -> None:
@@ -45,3 +47,37 @@ def test_nan_passes_a_relu(device: torch.device) -> None:
     h = torch.full((4, 8), torch.nan, device=device)
     kept = dropout(torch.ones_like(h), None, 0.5, KEY) > 0
     assert torch.equal(dropout(h, None, 0.5, KEY, relu=True).isnan(), kept)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5])
+def test_a_relu_keeps_one_bit_of_a_unit(device: torch.device, p: float) -> None:
+    h = torch.randn(6, 37, generator=torch.Generator().manual_seed(1)).to(device).requires_grad_()
+    kept: list[torch.Tensor] = []
+
+    def pack(saved: torch.Tensor) -> torch.Tensor:
+        kept.append(saved)
+        return saved
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
+        out = dropout(h, None, p, KEY, relu=True)
+    assert [(each.dtype, tuple(each.shape)) for each in kept] == [(torch.uint8, (6, 5))]
+    out.sum().backward()
+    assert h.grad is not None
+    assert torch.equal(h.grad, (out > 0) / (1 - p))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gradient_that_others_hold_is_left_alone() -> None:
+    """And one that nobody else holds takes the result."""
+    for is_held in (False, True):
+        h = torch.randn(64, 40, device="cuda", requires_grad=True)
+        weight, held = torch.randn(40, 8, device="cuda"), []
+        out = dropout(h * 1, None, 0.5, KEY, relu=True)
+        if is_held:
+            out.register_hook(held.append)
+        (out @ weight).sum().backward()
+        for grad in held:
+            torch.testing.assert_close(grad, weight.sum(1).expand_as(grad))
+        expected = (out > 0) * weight.sum(1) * 2
+        torch.testing.assert_close(h.grad, expected)

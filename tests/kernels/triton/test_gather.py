@@ -54,7 +54,9 @@ def test_scatter_adds_to_what_is_there(device: torch.device, dtype: torch.dtype,
     expected = out.double().index_add(0, ids, rows.double())
     got = out.clone()
     assert scatter_add_rows(got, ids, rows) is got
-    room = {torch.float32: 1e-4, torch.float64: 1e-12, torch.bfloat16: 0.3}[dtype]  # of sums of up to 150 rows
+    room = {torch.float32: 1e-4, torch.float64: 1e-12, torch.bfloat16: 0.3}[
+        dtype
+    ]  # of sums of up to 150 rows
     torch.testing.assert_close(got.double(), expected, rtol=0, atol=room)
     assert torch.equal(got[5:], out[5:])
 

@@ -40,9 +40,7 @@ def test_bytes_and_rows_of_the_host(
 
 
 @pytest.mark.parametrize("kind", [1, 16, 32])
-def test_other_widths(
-    device: torch.device, poison: None, monkeypatch: pytest.MonkeyPatch, kind: int
-) -> None:
+def test_other_widths(device: torch.device, poison: None, monkeypatch: pytest.MonkeyPatch, kind: int) -> None:
     _check(device, monkeypatch, _rows(33, torch.float32), _bits(kind))
 
 
@@ -60,7 +58,9 @@ def _check(device: torch.device, monkeypatch: pytest.MonkeyPatch, h: Tensor, bit
         plain = quantise_rows(h.to(place), bits.to(place), KEY)
         answers.append([t.cpu() for t in (message, ranges, back, plain)])
     for ours, theirs in zip(*answers, strict=True):
-        if ours.dtype == torch.bfloat16 and device.type == "cpu":  # Triton's interpreter cuts what a device rounds
+        if (
+            ours.dtype == torch.bfloat16 and device.type == "cpu"
+        ):  # Triton's interpreter cuts what a device rounds
             torch.testing.assert_close(ours, theirs)
         else:
             assert torch.equal(ours, theirs)

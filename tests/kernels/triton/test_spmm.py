@@ -70,7 +70,9 @@ def test_equals_reference(
 
 
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])
-def test_rows_of_a_pool(make_block: MakeBlock, device: torch.device, poison: None, index: torch.dtype) -> None:
+def test_rows_of_a_pool(
+    make_block: MakeBlock, device: torch.device, poison: None, index: torch.dtype
+) -> None:
     block = make_block(20, 45, 150, dst_start=4, dtype=index, pool=30)
     _check(block.to(device), 17, torch.float32, "edge_weight dst_scale self_scale")
 
@@ -91,7 +93,9 @@ def test_long_lists_are_cut(
 ) -> None:
     """Lists of several pieces, one of a whole number of pieces, both ways; the sums are those of whole lists."""
     block = make_block(3, 4, 3000, hub=True).to(device)
-    indptr = torch.tensor([0, 1536, 1537, 1537, 3000], device=device)  # three pieces of 512, one edge, none, three pieces
+    indptr = torch.tensor(
+        [0, 1536, 1537, 1537, 3000], device=device
+    )  # three pieces of 512, one edge, none, three pieces
     indices = torch.cat([block.indices, block.indices.new_zeros(0)])
     _check(Block(indptr, indices, 4), 33, dtype, ALL)
     _check(block, 33, dtype, ALL)

@@ -250,7 +250,8 @@ def _facts(
 @triton.jit
 def _give(
     dst, ok, row, head, head_ok, grad, facts, mine, of, src_ids, keys, dst_start,
-    SLOPE: tl.constexpr, DROP: tl.constexpr, HEADS: tl.constexpr, CHANNELS: tl.constexpr, SUM: tl.constexpr, BC: tl.constexpr,
+    SLOPE: tl.constexpr, DROP: tl.constexpr, HEADS: tl.constexpr, CHANNELS: tl.constexpr, SUM: tl.constexpr,
+    BC: tl.constexpr,
 ):  # fmt: skip
     """What edges row -> dst [BE] add to the gradients of x[row] and of a_src[row]: ([BH, BC], [BH])."""
     c = tl.arange(0, BC)
@@ -279,7 +280,8 @@ def _give(
 def _backward(
     indptr, ends, indices, x, a_src, src_ids, keys, grad, facts, x_grad, src_grad, sums, src_sums,
     num_dst, num_src, most, limit, dst_start,
-    SLOPE: tl.constexpr, DROP: tl.constexpr, HEADS: tl.constexpr, CHANNELS: tl.constexpr, LOOP: tl.constexpr, SUM: tl.constexpr,
+    SLOPE: tl.constexpr, DROP: tl.constexpr, HEADS: tl.constexpr, CHANNELS: tl.constexpr, LOOP: tl.constexpr,
+    SUM: tl.constexpr,
     BE: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Along the transposed edges: gradients of a source's row and of its score."""
@@ -383,7 +385,8 @@ def attention(
 ) -> tuple[Tensor, tuple[Tensor, ...] | None]:  # fmt: skip
     """(out [D, H, C]; what the backward pass needs: out and P [D, H, C], maxima, inverse sums and Q [D, H]).
 
-    x [S, H, C]; a_src [S, H] and a_dst [D, H] are of the sums' dtype, as is what is kept. ``keys`` int64 [groups of 8 heads] decides which weights are dropped: lanes below ``threshold``.
+    x [S, H, C]; a_src [S, H] and a_dst [D, H] are of the sums' dtype, as is what is kept. ``keys`` (int64 [groups of 8
+    heads]) decides which weights are dropped: lanes below ``threshold``.
     """
     num_dst, indptr = block.num_dst, block.indptr.contiguous()
     out = torch.empty(num_dst, *x.shape[1:], dtype=x.dtype, device=x.device)
@@ -404,8 +407,8 @@ def attention(
     sums = a_dst.new_empty(cut.most, 2, *x.shape[1:])
     src_ids = None if block.src_ids is None else block.src_ids.contiguous()
     _forward[(cut.most + num_dst, head_blocks)](
-        indptr, cut.ends, block.indices.contiguous(), x, a_src, a_dst, src_ids, keys, out, whole, top, inverse, positive, share,
-        stats, sums, num_dst, cut.most, cut.limit, block.dst_start, SLOPE=slope, DROP=threshold, LOOP=loop,
+        indptr, cut.ends, block.indices.contiguous(), x, a_src, a_dst, src_ids, keys, out, whole, top, inverse, positive,
+        share, stats, sums, num_dst, cut.most, cut.limit, block.dst_start, SLOPE=slope, DROP=threshold, LOOP=loop,
         TRAINS=trains, **consts,
     )  # fmt: skip
     if cut.most:
