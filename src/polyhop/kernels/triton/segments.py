@@ -33,7 +33,7 @@ class Segments:
 
 
 def _limit(num_edges: int) -> int:
-    return min(max(triton.next_power_of_2(num_edges // 65536 + 1), _SHORTEST), _LONGEST)
+    return min(max(1 << (num_edges // 65536).bit_length(), _SHORTEST), _LONGEST)
 
 
 def segments(indptr: Tensor, num_edges: int) -> Segments:
