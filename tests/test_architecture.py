@@ -43,7 +43,8 @@ ORDER = [
 
 # Siblings in a folder never import each other, except these, on which the rest of their folder stands.
 GROUND = {
-    "kernels": {"checks", "keys", "native", "owned", "reference", "variates"},
+    "kernels": {"checks", "device", "keys", "native", "owned", "reference", "triton", "variates"},
+    "kernels.triton": {"philox", "segments", "spmm"},
     "graph": {"block", "checks", "features", "graph", "part", "row_file"},
     "datasets": {"_arrays"},
     "partition": {

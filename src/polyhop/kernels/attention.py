@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from polyhop.kernels import checks, native, reference
+from polyhop.kernels import checks, device, native, reference
 from polyhop.kernels.keys import fold
 
 __all__ = ["attention"]
@@ -40,12 +40,13 @@ def attention(
     options: dict[str, Any] = {
         "negative_slope": negative_slope, "self_loop": self_loop, "dropout_p": dropout_p, "dropout_key": dropout_key,
     }  # fmt: skip
-    if dropout_p >= 1 or not native.serves(
-        block.indptr, block.indices, x, a_src, a_dst, block.src_ids, op="ph_attention"
-    ):
+    given = (block.indptr, block.indices, x, a_src, a_dst, block.src_ids)
+    on_device = dropout_p < 1 and device.serves(*given)
+    if dropout_p >= 1 or not (on_device or native.serves(*given, op="ph_attention")):
         return reference.attention(block, x, a_src, a_dst, **options)
     dtype = reference.sum_dtype(x.dtype)
-    result: Tensor = _Attention.apply(
+    run = _OnDevice if on_device else _Attention
+    result: Tensor = run.apply(
         x.contiguous(), a_src.to(dtype).contiguous(), a_dst.to(dtype).contiguous(), block, options
     )
     return result
@@ -108,15 +109,51 @@ class _Attention(torch.autograd.Function):
         return x_grad, src_grad, dst_grad, None, None
 
 
+class _OnDevice(torch.autograd.Function):
+    """The same by the Triton kernels, which also keep the sums from which a_dst's gradient follows."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, a_src: Tensor, a_dst: Tensor, block: Any, options: dict[str, Any]
+    ) -> Tensor:
+        from polyhop.kernels.triton.attention import attention as run
+
+        ctx.block, ctx.slope, ctx.loop = block, float(options["negative_slope"]), bool(options["self_loop"])
+        keys = _keys(options, x.shape[1])
+        ctx.keys = None if keys is None else keys.to(x.device)
+        ctx.threshold = reference.threshold(options["dropout_p"])
+        trains = any(ctx.needs_input_grad)
+        out, kept = run(block, x, a_src, a_dst, ctx.keys, ctx.threshold, ctx.slope, ctx.loop, trains)
+        if kept is not None:
+            ctx.save_for_backward(x, a_src, a_dst, *kept)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        from polyhop.kernels.triton.attention import attention_backward
+
+        x, a_src, a_dst, *kept = ctx.saved_tensors
+        grads = attention_backward(
+            ctx.block, x, a_src, a_dst, ctx.keys, ctx.threshold, ctx.slope, ctx.loop, tuple(kept), grad.contiguous()
+        )  # fmt: skip
+        return *grads, None, None
+
+
+def _keys(options: dict[str, Any], heads: int) -> Tensor | None:
+    """int64 [groups of 8 heads]: what decides which attention weights are dropped; None where none is."""
+    if options["dropout_p"] <= 0:
+        return None
+    folded = [fold(options["dropout_key"], group) for group in range((heads + 7) // 8)]
+    return torch.tensor([k - (1 << 64) if k >> 63 else k for k in folded], dtype=torch.int64)
+
+
 def _common(
     block: Any, x: Tensor, a_src: Tensor, a_dst: Tensor, options: dict[str, Any]
 ) -> tuple[Tensor | int | float | None, ...]:
     """The arguments that both directions share, in the order of the C functions."""
     p, heads = options["dropout_p"], x.shape[1]
-    keys = None
-    if p > 0:
-        folded = [fold(options["dropout_key"], group) for group in range((heads + 7) // 8)]
-        keys = torch.tensor([k - (1 << 64) if k >> 63 else k for k in folded], dtype=torch.int64)
+    keys = _keys(options, heads)
     src_ids = None if block.src_ids is None else block.src_ids.contiguous()
     return (
         native.id_code(block.indices), block.num_dst, block.num_src, block.dst_start, x, native.float_code(x), heads,

@@ -95,8 +95,11 @@ def same_device(op: str, **tensors: Tensor | None) -> None:
     )
 
 
-def two_places(op: str, name: str, first: Tensor, second: Tensor) -> None:
-    """Two matrices that can be read as one: the same columns, dtype and device, and none that wants a gradient."""
+def two_places(op: str, name: str, first: Tensor, second: Tensor, *, from_host: bool = False) -> None:
+    """Two matrices that can be read as one: the same columns, dtype and device, and none that wants a gradient.
+
+    ``from_host``: either may be in pinned host memory instead, where the device reads it.
+    """
     require(
         second.dim() == 2 and second.shape[1] == first.shape[1] and second.dtype == first.dtype,
         lambda: (
@@ -104,7 +107,9 @@ def two_places(op: str, name: str, first: Tensor, second: Tensor) -> None:
             f"{list(second.shape)}"
         ),
     )
-    same_device(op, **{name: first, "second": second})
+    on_host = first if first.is_cpu else second
+    if not (from_host and first.device != second.device and on_host.is_pinned()):
+        same_device(op, **{name: first, "second": second})
     wants = torch.is_grad_enabled() and (first.requires_grad or second.requires_grad)
     require(
         not wants,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from polyhop.errors import ConfigError, InputError, KernelError, unknown
-from polyhop.kernels import checks, native, reference
+from polyhop.kernels import checks, device, native, reference
 from polyhop.kernels.variates import packed_keys
 
 __all__ = ["draw"]
@@ -46,15 +46,14 @@ def draw(
     """
     fanout = _check(indptr, indices, rows, fanout, ids, source_ids, method)
     keys, cuts = _segments(key, cuts, rows.numel())
-    if not native.serves(indptr, indices, rows, ids, source_ids, op="ph_draw_rows"):
+    given = (indptr, indices, rows, ids, source_ids)
+    if device.serves(*given) or not native.serves(*given, op="ph_draw_rows"):
         num_rows = indptr.numel() - 1
         bad = ((rows < 0) | (rows >= num_rows)).nonzero()
         if bad.numel():
             raise _outside(rows, int(bad[0]), num_rows)
         drawn = [
-            reference.draw(
-                indptr, indices, some, fanout, each, ids=ids[some], source_ids=source_ids, method=method
-            )
+            _draw_plain(indptr, indices, some, fanout, each, ids[some], source_ids, method)
             for each, some in zip(keys, torch.split(rows, [b - a for a, b in pairwise(cuts)]), strict=True)
         ]
         counts = torch.cat([rows.new_zeros(1), *(ends.diff() for ends, _ in drawn)])
@@ -76,6 +75,25 @@ def _segments(
             f"draw: {len(key)} keys need ascending cuts of {num_rows} rows, from 0: one more than keys"
         )
     return key, cuts
+
+
+def _draw_plain(
+    indptr: Tensor,
+    indices: Tensor,
+    rows: Tensor,
+    fanout: int,
+    key: int,
+    ids: Tensor,
+    source_ids: Tensor | None,
+    method: str,
+) -> tuple[Tensor, Tensor]:
+    """By the Triton kernel where there is one: uniform draws of some edges on a CUDA device. Else in plain torch."""
+    if method == "uniform" and fanout > 0 and device.serves(indptr, rows, ids):
+        from polyhop.kernels.triton import sample
+
+        if fanout <= sample.MOST:
+            return sample.draw(indptr.contiguous(), rows.contiguous(), fanout, key, ids.contiguous())
+    return reference.draw(indptr, indices, rows, fanout, key, ids=ids, source_ids=source_ids, method=method)
 
 
 def _draw_native(

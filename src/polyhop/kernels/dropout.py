@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from polyhop.kernels import checks, native, reference
+from polyhop.kernels import checks, device, native, reference
 from polyhop.kernels.owned import Owned
 
 __all__ = ["dropout", "dropout_values"]
@@ -43,12 +43,12 @@ def dropout(
     checks.same_device("dropout", h=h, ids=ids)
     if p <= 0 and not relu:
         return h
-    if p >= 1 or not native.serves(h, ids, op="ph_dropout"):
+    if p >= 1 or not (device.serves(h, ids) or native.serves(h, ids, op="ph_dropout")):
         if ids is None:
             ids = torch.arange(id_start, id_start + h.shape[0], device=h.device)
         return reference.dropout(h, ids, p, key, relu)
     if relu and torch.is_grad_enabled():
-        _owned.measure()
+        _owned.measure(h.device)
     result: Tensor = _Dropout.apply(
         h.contiguous(), None if ids is None else ids.contiguous(), p, key, id_start, relu, in_place
     )
@@ -61,6 +61,9 @@ def _run(
     if p <= 0:
         return torch.relu_(h) if in_place else torch.relu(h)
     out = h if in_place else torch.empty_like(h)
+    if device.runs_on(h):
+        _on_device(h, ids, p, key, id_start, relu, out)
+        return out
     native.call(
         "ph_dropout", h, native.float_code(h), h.shape[0], h.shape[1], ids, id_start, key, reference.threshold(p),
         int(relu), out, native.num_threads(),
@@ -68,8 +71,17 @@ def _run(
     return out
 
 
+def _on_device(
+    h: Tensor, ids: Tensor | None, p: float, key: int, id_start: int, relu: bool, out: Tensor
+) -> Tensor | None:
+    """Write the result to out; after a relu gives which units were kept, a bit each."""
+    from polyhop.kernels.triton.dropout import dropout as run
+
+    return run(h, ids, id_start, key, reference.threshold(p) if p > 0 else 0, relu, out)
+
+
 class _Dropout(torch.autograd.Function):
-    """Backward draws the mask again, or reads it off the output's sign after a relu."""
+    """Backward draws the mask again, or reads it off the output's sign after a relu: on a device, off bits of these."""
 
     @staticmethod
     def forward(
@@ -82,12 +94,16 @@ class _Dropout(torch.autograd.Function):
         relu: bool,
         in_place: bool,
     ) -> Tensor:
-        out = _run(h, ids, p, key, id_start, relu, in_place)
+        ctx.given = (ids, p, key, id_start, relu)
+        if relu and device.runs_on(h):
+            out = h if in_place else torch.empty_like(h)
+            ctx.save_for_backward(_on_device(h, ids, p, key, id_start, relu, out))
+        else:
+            out = _run(h, ids, p, key, id_start, relu, in_place)
+            if relu:
+                ctx.save_for_backward(out)
         if in_place:
             ctx.mark_dirty(h)
-        ctx.given = (ids, p, key, id_start, relu)
-        if relu:
-            ctx.save_for_backward(out)
         return out
 
     @staticmethod
@@ -98,12 +114,18 @@ class _Dropout(torch.autograd.Function):
         grad = grad.contiguous()
         if not relu:
             return _run(grad, ids, p, key, id_start, False), *[None] * 6
-        (out,) = ctx.saved_tensors
+        (kept,) = ctx.saved_tensors
         result = grad if is_owned else torch.empty_like(grad)
-        native.call(
-            "ph_dropout_relu_backward", grad, out, native.float_code(out), out.numel(),
-            reference.threshold(p) if p > 0 else 0, result, native.num_threads(),
-        )  # fmt: skip
+        threshold = reference.threshold(p) if p > 0 else 0
+        if device.runs_on(grad):
+            from polyhop.kernels.triton.dropout import dropout_relu_backward
+
+            dropout_relu_backward(grad, kept, threshold, result)
+        else:
+            native.call(
+                "ph_dropout_relu_backward", grad, kept, native.float_code(kept), kept.numel(), threshold, result,
+                native.num_threads(),
+            )  # fmt: skip
         return result, *[None] * 6
 
 

@@ -1,4 +1,4 @@
-"""Row gather: the feature rows of a mini-batch, from memory or from a memory-mapped file.
+"""Row gather: the feature rows of a mini-batch, from memory or from a memory-mapped file; on CUDA also from pinned memory.
 
 Legend: N stored rows, M rows stored in a second place, n wanted rows, F columns.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from polyhop.errors import InputError
-from polyhop.kernels import checks, native, reference
+from polyhop.kernels import checks, device, native, reference
 
 __all__ = ["gather_rows"]
 
@@ -31,20 +31,30 @@ def gather_rows(
 
     With ``second`` [M, F], of the same dtype, ids N .. N+M-1 are its rows; rows in two places get no gradient. ``scale``
     [F] multiplies each column. ``out`` receives the result if given (not differentiable then). An id outside the stored
-    rows is an InputError naming its position.
+    rows is an InputError naming its position. With ids on a CUDA device, values and second may each be there or in pinned
+    host memory, from which the device reads just the wanted rows; rows on the host get no gradient.
     """
     dtype = _check(values, ids, scale, out)
     if second is not None:
         return _from_two(values, second, ids, scale, out, dtype)
-    if not native.serves(values, ids, scale, out, dtypes=_DTYPES, op="ph_gather_rows"):
+    learned = scale is not None and scale.requires_grad and torch.is_grad_enabled() and out is None
+    from_host = values.device != ids.device
+    on_device = not learned and _serves_device(values, None, ids, scale, out)
+    if not (on_device or native.serves(values, ids, scale, out, dtypes=_DTYPES, op="ph_gather_rows")):
+        checks.require(
+            not from_host,
+            "gather_rows: rows in pinned memory need Triton (POLYHOP_KERNELS=auto) and a fixed scale",
+        )
         _check_ids(ids, values.shape[0])
         rows = reference.gather_rows(values, ids, scale)
         return rows if out is None else out.copy_(rows)
     factor = None if scale is None else scale.detach().to(dtype).contiguous()
-    if out is not None:
+    if out is not None or from_host:
+        if out is None:
+            out = torch.empty(ids.numel(), values.shape[1], dtype=dtype, device=ids.device)
         _run(values.detach().contiguous(), ids.contiguous(), factor, out)
         return out
-    if scale is not None and scale.requires_grad and torch.is_grad_enabled():
+    if learned:
         _check_ids(ids, values.shape[0])
         return reference.gather_rows(values, ids, scale)
     result: Tensor = _Gather.apply(values.contiguous(), ids.contiguous(), factor, dtype)
@@ -54,8 +64,14 @@ def gather_rows(
 def _from_two(
     values: Tensor, second: Tensor, ids: Tensor, scale: Tensor | None, out: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    checks.two_places("gather_rows", "values", values, second)
+    checks.two_places("gather_rows", "values", values, second, from_host=ids.is_cuda)
     learned = scale is not None and scale.requires_grad and torch.is_grad_enabled() and out is None
+    if not learned and _serves_device(values, second, ids, scale, out):
+        factor = None if scale is None else scale.detach().to(dtype).contiguous()
+        if out is None:
+            out = torch.empty(ids.numel(), values.shape[1], dtype=dtype, device=ids.device)
+        _run(values.detach().contiguous(), ids.contiguous(), factor, out, second.detach().contiguous())
+        return out
     if learned or not native.serves(values, second, ids, scale, out, dtypes=_DTYPES, op="ph_gather_pooled"):
         _check_ids(ids, values.shape[0] + second.shape[0])
         rows = reference.gather_rows(values, ids, scale, second=second)
@@ -94,8 +110,19 @@ def _check(values: Tensor, ids: Tensor, scale: Tensor | None, out: Tensor | None
                 f"gather_rows: out must be contiguous {dtype} {wanted}, got {out.dtype} {list(out.shape)}"
             ),
         )
-    checks.same_device("gather_rows", values=values, ids=ids, scale=scale, out=out)
+    host = values.is_pinned() if ids.is_cuda and values.is_cpu else False
+    checks.same_device("gather_rows", values=None if host else values, ids=ids, scale=scale, out=out)
+    wants = host and values.requires_grad and torch.is_grad_enabled()
+    checks.require(not wants, "gather_rows: rows in pinned memory get no gradient; .detach() them")
     return dtype
+
+
+def _serves_device(
+    values: Tensor, second: Tensor | None, ids: Tensor, scale: Tensor | None, out: Tensor | None
+) -> bool:
+    """Whether Triton serves the call: rows may be in pinned memory, all else is on the device."""
+    stored = [t for t in (values, second) if t is not None and not (ids.is_cuda and t.is_cpu)]
+    return device.serves(*stored, ids, scale, out, dtypes=_DTYPES)
 
 
 def _names(dtypes: tuple[torch.dtype, ...]) -> str:
@@ -114,7 +141,16 @@ def _bad_id(ids: Tensor, at: int, limit: int) -> InputError:
     )
 
 
-def _run(values: Tensor, ids: Tensor, scale: Tensor | None, out: Tensor) -> None:
+def _run(
+    values: Tensor, ids: Tensor, scale: Tensor | None, out: Tensor, second: Tensor | None = None
+) -> None:
+    if device.runs_on(ids):
+        from polyhop.kernels.triton.gather import gather_rows as run
+
+        bad = run(values, second, ids, scale, out)
+        if bad >= 0:
+            raise _bad_id(ids, bad, values.shape[0] + (0 if second is None else second.shape[0]))
+        return
     bad = native.call(
         "ph_gather_rows", values, native.float_code(values), values.shape[0], values.shape[1], ids, ids.numel(), scale,
         out, native.num_threads(),
@@ -127,7 +163,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, ids: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
         ctx.ids, ctx.scale, ctx.rows, ctx.dtype = ids, scale, values.shape[0], values.dtype
-        out = torch.empty(ids.numel(), values.shape[1], dtype=dtype)
+        out = torch.empty(ids.numel(), values.shape[1], dtype=dtype, device=ids.device)
         _run(values, ids, scale, out)
         return out
 
@@ -135,7 +171,12 @@ class _Gather(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grad = (grad if ctx.scale is None else grad * ctx.scale).contiguous()
-        out = torch.zeros(ctx.rows, grad.shape[1], dtype=grad.dtype)
+        out = grad.new_zeros(ctx.rows, grad.shape[1])
+        if device.runs_on(grad):
+            from polyhop.kernels.triton.scatter import scatter_add_rows
+
+            scatter_add_rows(out, ctx.ids, grad)
+            return out.to(ctx.dtype), None, None, None
         native.call(
             "ph_scatter_add_rows", out, native.float_code(out), ctx.rows, ctx.ids, ctx.ids.numel(), grad,
             grad.shape[1], native.num_threads(),

@@ -1,7 +1,8 @@
 """The shared library built from ``csrc/``, loaded through its C ABI. Nothing here falls back silently.
 
-``POLYHOP_KERNELS`` chooses: ``auto`` (native where it can serve, said by ``polyhop env``), ``native`` (an error where it
-cannot) or ``reference`` (plain torch everywhere). ``POLYHOP_THREADS`` bounds the kernels' threads (default: torch's).
+``POLYHOP_KERNELS`` chooses: ``auto`` (native where it can serve, Triton on CUDA; said by ``polyhop env``), ``native`` (an
+error where it cannot), ``triton`` (an error where ``device.py`` has no Triton kernel; ops without one are served as by
+``auto``) or ``reference`` (plain torch everywhere). ``POLYHOP_THREADS`` bounds the kernels' threads (default: torch's).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import ctypes
 import os
 import warnings
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,10 +19,10 @@ import torch
 
 from polyhop.errors import ConfigError, KernelError, unknown
 
-__all__ = ["call", "float_code", "id_code", "library", "num_threads", "serves", "status"]
+__all__ = ["call", "float_code", "id_code", "library", "mode", "num_threads", "serves", "status"]
 
 _ABI = 1
-_MODES = ("auto", "native", "reference")
+_MODES = ("auto", "native", "triton", "reference")
 
 
 @cache
@@ -40,11 +42,12 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     return lib, f"{found[0].name}, instruction set {lib.ph_isa().decode()}"
 
 
-def _mode() -> str:
-    mode = os.environ.get("POLYHOP_KERNELS", "auto")
-    if mode not in _MODES:
-        raise ConfigError(unknown("POLYHOP_KERNELS", mode, _MODES))
-    return mode
+def mode() -> str:
+    """What ``POLYHOP_KERNELS`` asks for."""
+    wanted = os.environ.get("POLYHOP_KERNELS", "auto")
+    if wanted not in _MODES:
+        raise ConfigError(unknown("POLYHOP_KERNELS", wanted, _MODES))
+    return wanted
 
 
 @cache
@@ -69,15 +72,15 @@ def serves(
 
     Warns once if the library is missing or has no such op.
     """
-    mode = _mode()
-    if mode == "reference":
+    wanted = mode()
+    if wanted == "reference":
         return False
     is_served = True
     for t in tensors:
         if t is not None and not (t.is_cpu and (t.dtype in dtypes or not t.is_floating_point())):
             is_served = False
     if not is_served:
-        if mode == "native":
+        if wanted == "native":
             given = ", ".join(f"{t.dtype} on {t.device}" for t in tensors if t is not None)
             raise KernelError(f"POLYHOP_KERNELS=native, but no native kernel for {given}")
         return False
@@ -85,7 +88,7 @@ def serves(
     if lib is not None and op is not None and not _has(op):
         lib, reason = None, f"the native library has no {op}: reinstall polyhop"
     if lib is None:
-        if mode == "native":
+        if wanted == "native":
             raise KernelError(reason)
         _warn_once(reason)
         return False
@@ -144,15 +147,19 @@ def id_code(tensor: torch.Tensor) -> int:
 def status() -> dict[str, str]:
     """What is active and why, for ``polyhop env``."""
     lib, reason = _load()
-    mode = _mode()
-    active = "native" if lib is not None and mode != "reference" else "reference"
+    active = "native" if lib is not None and mode() != "reference" else "reference"
     return {
-        "mode": mode,
+        "mode": mode(),
         "cpu": active,
-        "cuda": "reference",
+        "cuda": _on_cuda(),
         "library": reason,
         "threads": str(num_threads()),
     }
+
+
+def _on_cuda() -> str:
+    has_triton = torch.cuda.is_available() and find_spec("triton") is not None
+    return "triton" if has_triton and mode() in ("auto", "triton") else "reference"
 
 
 def num_threads() -> int:

@@ -23,27 +23,30 @@ class Owned:
 
     def __init__(self, apply: Callable[[Tensor], Tensor]) -> None:
         self._apply = apply
-        self._alone: Counts | None = None
+        self._alone: dict[
+            str, Counts
+        ] = {}  # by kind of device, whose backward passes run in threads of their own
         self._seen: list[Counts] | None = None  # while measuring
-        self._is_measured = False
+        self._measured: set[str] = set()
 
-    def measure(self) -> None:
+    def measure(self, device: torch.device | str = "cpu") -> None:
         """Once, before the first question: how an unshared gradient looks. Never owned if a held one looks the same."""
-        if self._is_measured:
+        kind = torch.device(device).type
+        if kind in self._measured:
             return
-        self._is_measured = True
+        self._measured.add(kind)
         # In a thread of its own: grad mode, hooks on saved tensors and the like are the calling thread's.
-        thread = threading.Thread(target=self._measure)
+        thread = threading.Thread(target=self._measure, args=(kind,))
         thread.start()
         thread.join()
 
-    def _measure(self) -> None:
+    def _measure(self, kind: str) -> None:
         if not hasattr(torch.Tensor, "_use_count") or not hasattr(torch._C, "_storage_Use_Count"):
             return
         seen = self._seen = []
         try:
             for is_held in (False, True):
-                leaf = torch.ones(2, 2, dtype=torch.float32, device="cpu", requires_grad=True)
+                leaf = torch.ones(2, 2, dtype=torch.float32, device=kind, requires_grad=True)
                 held: list[Tensor] = []
                 out = self._apply(leaf * 1)
                 if is_held:
@@ -52,14 +55,14 @@ class Owned:
         finally:
             self._seen = None
         if len(seen) == 2 and seen[0] != seen[1]:
-            self._alone = seen[0]
+            self._alone[kind] = seen[0]
 
     def __call__(self, grad: Tensor) -> bool:
-        if self._alone is None and self._seen is None:
+        if grad.device.type not in self._alone and self._seen is None:
             return False
         storage = torch._C._storage_Use_Count(grad.untyped_storage()._cdata)
         counts = (sys.getrefcount(grad), grad._use_count(), storage)  # type: ignore[attr-defined]
         if self._seen is not None:
             self._seen.append(counts)
             return False
-        return counts == self._alone and grad.is_contiguous() and grad._base is None
+        return counts == self._alone[grad.device.type] and grad.is_contiguous() and grad._base is None

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from polyhop.errors import InputError
-from polyhop.kernels import checks, native, reference
+from polyhop.kernels import checks, device, native, reference
 
 __all__ = ["NotFiniteError", "dequantise_rows", "quantise_rows", "quantised_bytes", "quantised_row_bytes"]
 
@@ -43,7 +43,10 @@ def quantised_bytes(bits: Tensor, num_columns: int) -> int:
         f"quantise: bits must be uint8 [k], got {bits.dtype} {list(bits.shape)}",
     )
     checks.require(num_columns >= 0, f"quantise: num_columns must be at least 0, got {num_columns}")
-    if not native.serves(bits, op="ph_quantised_bytes"):
+    if device.serves(bits):
+        counts, bad = _counts(bits)
+        total = _total(counts, num_columns) if bad < 0 else -1
+    elif not native.serves(bits, op="ph_quantised_bytes"):
         bad = reference.quantise_bad_bits(bits)
         total = int(quantised_row_bytes(bits, num_columns).sum()) if bad < 0 else -1
     else:
@@ -54,6 +57,16 @@ def quantised_bytes(bits: Tensor, num_columns: int) -> int:
         known = ", ".join(map(str, reference.WIDTHS))
         raise InputError(f"quantise: bits[{bad}] = {int(bits[bad])}, expected one of {known}")
     return total
+
+
+def _counts(bits: Tensor) -> tuple[dict[int, int], int]:
+    from polyhop.kernels.triton.quantise import count_widths
+
+    return count_widths(bits if bits.is_contiguous() else bits.contiguous())
+
+
+def _total(counts: dict[int, int], num_columns: int) -> int:
+    return sum(count * ((num_columns * b + 7) // 8 + 4 * (b <= 8)) for b, count in counts.items())
 
 
 def quantised_row_bytes(bits: Tensor, num_columns: int) -> Tensor:
@@ -78,7 +91,9 @@ def quantise_rows(
     """
     total = _check(h, bits, rows, ids, ranges)
     h = h.detach()
-    if not native.serves(h, bits, rows, ids, ranges, op="ph_quantise_rows"):
+    if device.serves(h, bits, rows, ids, ranges):
+        message, bad = _on_device(h.contiguous(), bits.contiguous(), key, total, rows, ids, ranges)
+    elif not native.serves(h, bits, rows, ids, ranges, op="ph_quantise_rows"):
         if rows is not None:
             _check_rows(rows, h.shape[0])
         names = torch.arange(bits.numel(), device=h.device) if ids is None else ids
@@ -94,6 +109,23 @@ def quantise_rows(
     if bad >= 0:
         raise _not_encoded(h, bits, rows, bad)
     return message
+
+
+def _on_device(
+    h: Tensor,
+    bits: Tensor,
+    key: int,
+    total: int,
+    rows: Tensor | None,
+    ids: Tensor | None,
+    ranges: Tensor | None,
+) -> tuple[Tensor, int]:
+    from polyhop.kernels.triton import quantise
+
+    message = torch.empty(total, dtype=torch.uint8, device=h.device)
+    counts, _ = quantise.count_widths(bits)
+    rows, ids = (None if t is None else t.contiguous() for t in (rows, ids))
+    return message, quantise.quantise_rows(h, bits, counts, key, rows, ids, message, ranges)
 
 
 def dequantise_rows(
@@ -126,7 +158,13 @@ def dequantise_rows(
         f"{None if out is None else list(out.shape)}",
     )
     checks.same_device("dequantise_rows", message=message, bits=bits, out=out)
-    if not native.serves(message, bits, out, op="ph_dequantise_rows"):
+    if device.serves(message, bits, out):
+        from polyhop.kernels.triton import quantise
+
+        out = torch.empty(num_rows, num_columns, dtype=dtype, device=message.device) if out is None else out
+        counts, _ = quantise.count_widths(bits.contiguous())
+        bad = quantise.dequantise_rows(message.contiguous(), bits.contiguous(), counts, out.detach())
+    elif not native.serves(message, bits, out, op="ph_dequantise_rows"):
         decoded, bad = reference.dequantise_rows(message, bits, num_columns)
         out = decoded.to(dtype) if out is None else out.copy_(decoded)
     else:

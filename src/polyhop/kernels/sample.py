@@ -13,12 +13,13 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import index
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from polyhop.errors import ConfigError, InputError, KernelError, unknown
-from polyhop.kernels import checks, native, reference
+from polyhop.kernels import checks, device, native, reference
 from polyhop.kernels.variates import packed_keys
 
 __all__ = ["METHODS", "Sampled", "SampledLayer", "Sampler", "check_fanouts", "sample_reference"]
@@ -65,6 +66,7 @@ class Sampler:
         self._indptr, self._indices = indptr.contiguous(), indices.contiguous()
         self._keep_edges, self._table = keep_edges, table
         self._handle = 0
+        self._rows: Any = None  # on a CUDA device: the table of nodes' rows
 
     def sample(
         self, seeds: Tensor, fanouts: Sequence[int], keys: Sequence[int], *, method: str = "uniform"
@@ -83,12 +85,35 @@ class Sampler:
         )
         if method not in METHODS:
             raise ConfigError(unknown("sampling method", method, METHODS))
+        if device.serves(self._indptr, self._indices, seeds):
+            return self._sample_device(seeds.contiguous(), fanouts, keys, method)
         if not native.serves(self._indptr, self._indices, seeds, op="ph_sample_hops"):
             keep = self._keep_edges
             return sample_reference(
                 self._indptr, self._indices, seeds, fanouts, keys, method=method, keep_edges=keep
             )
         return self._sample_native(seeds.contiguous(), fanouts, keys, METHODS.index(method))
+
+    def _sample_device(
+        self, seeds: Tensor, fanouts: Sequence[int], keys: Sequence[int], method: str
+    ) -> Sampled:
+        from polyhop.kernels.triton import relabel, sample
+
+        nodes = self._indptr.numel() - 1
+        _check_seeds(seeds, nodes)
+        if self._rows is None:
+            self._rows = relabel.Table(nodes, seeds.device)
+        ids, layers = seeds, []
+        for fanout, key in zip(fanouts, keys, strict=True):
+            if method == "uniform" and 0 < fanout <= sample.MOST:
+                ends, edge = sample.draw(self._indptr, ids, fanout, key, ids)
+            else:
+                ends, edge = reference.draw(
+                    self._indptr, self._indices, ids, fanout, key, ids=ids, method=method
+                )
+            ids, local = self._rows.relabel(ids, self._indices[edge].long())
+            layers.append(SampledLayer(ends, local, edge if self._keep_edges else None, ids.numel()))
+        return Sampled(ids, (self._indptr[ids + 1] - self._indptr[ids]).to(torch.int32), tuple(layers))
 
     def _sample_native(
         self, seeds: Tensor, fanouts: Sequence[int], keys: Sequence[int], method: int

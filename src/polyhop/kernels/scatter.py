@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from polyhop.kernels import checks, native, reference
+from polyhop.kernels import checks, device, native, reference
 
 __all__ = ["scatter_add_rows"]
 
@@ -30,6 +30,11 @@ def scatter_add_rows(out: Tensor, ids: Tensor, rows: Tensor) -> Tensor:
     checks.same_device("scatter_add_rows", out=out, ids=ids, rows=rows)
     needs_grad = torch.is_grad_enabled() and (out.requires_grad or rows.requires_grad)
     is_plain = out.is_contiguous() and not needs_grad
+    if is_plain and device.serves(out, ids, rows):
+        from polyhop.kernels.triton.scatter import scatter_add_rows as run
+
+        checks.bounds("scatter_add_rows", "ids", ids, out.shape[0])
+        return run(out, ids, rows.contiguous())
     if not is_plain or not native.serves(out, ids, rows, op="ph_scatter_add_rows"):
         checks.bounds("scatter_add_rows", "ids", ids, out.shape[0])
         return reference.scatter_add_rows(out, ids, rows)

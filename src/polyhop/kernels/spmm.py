@@ -1,5 +1,7 @@
 """Sum, mean and weighted aggregation over a Block, with the gradient by gathering along the transposed edges.
 
+Native on the CPU, Triton on CUDA, plain torch otherwise.
+
 Legend: D destinations, S sources, E edges, P pool rows, of which A may lie apart from the rest, F columns.
 """
 
@@ -12,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from polyhop.kernels import checks, native, reference
+from polyhop.kernels import checks, device, native, reference
 
 __all__ = ["TwoPlaces", "aggregate", "spmm"]
 
@@ -99,16 +101,23 @@ def spmm(
     }  # fmt: skip
     learned = torch.is_grad_enabled() and any(f is not None and f.requires_grad for f in factors.values())
     op = _OP if second is None else _OP_POOLED
-    if learned or not native.serves(indptr, indices, h, second, rows, *factors.values(), op=op):
+    given = (indptr, indices, h, second, rows, *factors.values())
+    on_device = not learned and second is None and device.serves(*given)
+    if learned or not (on_device or native.serves(*given, op=op)):
         return reference.spmm(indptr, indices, h, second=second, dst_start=dst_start, rows=rows, **factors)
     dtype = reference.sum_dtype(h.dtype)
-    weights = [None if f is None else f.detach().to(dtype).contiguous() for f in factors.values()]
+    weights = [None if f is None else _plain(f).to(dtype).contiguous() for f in factors.values()]
     edges = (indptr.contiguous(), indices.contiguous(), None if rows is None else rows.contiguous())
     if second is not None:
         return _pooled(h.contiguous(), second.contiguous(), edges, weights, dst_start)
     transposed = transposed or (lambda: reference.transpose(indptr, indices, num_src))
-    result: Tensor = _Spmm.apply(h.contiguous(), edges, weights, num_src, dst_start, transposed)
+    result: Tensor = _Spmm.apply(h.contiguous(), edges, weights, num_src, dst_start, transposed, on_device)
     return result
+
+
+def _plain(factor: Tensor) -> Tensor:
+    """A factor that no gradient goes through; the same object if none does anyway, by which what is made of it is kept."""
+    return factor.detach() if factor.requires_grad else factor
 
 
 def _pooled(
@@ -179,7 +188,7 @@ def _check(
 
 
 class _Spmm(torch.autograd.Function):
-    """The native kernel both ways: backward is the same sum over the transposed edges with the scales swapped."""
+    """One kernel both ways: backward is the same sum over the transposed edges with the scales swapped."""
 
     @staticmethod
     def forward(
@@ -190,18 +199,12 @@ class _Spmm(torch.autograd.Function):
         num_src: int,
         dst_start: int,
         transposed: Callable[[], Any],
+        on_device: bool,
     ) -> Tensor:
-        indptr, indices, rows = edges
-        edge_weight, src_scale, dst_scale, self_scale = weights
-        num_dst = indptr.numel() - 1
         ctx.edges, ctx.weights, ctx.num_src, ctx.dst_start = edges, weights, num_src, dst_start
-        ctx.transposed, ctx.pool = transposed, h.shape[0]
-        out = torch.empty(num_dst, h.shape[1], dtype=h.dtype)
-        native.call(
-            _OP,
-            indptr, indices, native.id_code(indices), rows, h, native.float_code(h), h.shape[1], num_dst, out,
-            edge_weight, None, src_scale, dst_scale, self_scale, 0, num_dst, dst_start, native.num_threads(),
-        )  # fmt: skip
+        ctx.transposed, ctx.pool, ctx.run = transposed, h.shape[0], _on_device if on_device else _native
+        num_dst = edges[0].numel() - 1
+        out: Tensor = ctx.run(h, edges, None, weights, num_dst, (0, num_dst, dst_start))
         return out
 
     @staticmethod
@@ -214,18 +217,66 @@ class _Spmm(torch.autograd.Function):
         t_indptr, t_indices, t_edge = turned if isinstance(turned, tuple) else (
             turned.indptr, turned.indices, turned.edge,
         )  # fmt: skip
-        out = torch.empty(ctx.num_src, grad.shape[1], dtype=grad.dtype)
-        native.call(
-            _OP,
-            t_indptr, t_indices, native.id_code(t_indices), None, grad, native.float_code(grad), grad.shape[1],
-            ctx.num_src, out, edge_weight, None if edge_weight is None else t_edge, dst_scale, src_scale, self_scale,
-            begin, begin + num_dst, -begin, native.num_threads(),
-        )  # fmt: skip
+        edge = None if edge_weight is None else t_edge
+        swapped = [edge_weight, dst_scale, src_scale, self_scale]
+        own = (begin, begin + num_dst, -begin)
+        out = ctx.run(grad, (t_indptr, t_indices, None), edge, swapped, ctx.num_src, own)
         if rows is not None:
-            pool = torch.zeros(ctx.pool, grad.shape[1], dtype=grad.dtype)
-            native.call(
-                "ph_scatter_add_rows", pool, native.float_code(pool), ctx.pool, rows, ctx.num_src, out,
-                grad.shape[1], native.num_threads(),
-            )  # fmt: skip
-            out = pool
-        return out, None, None, None, None, None
+            out = _to_pool(out, rows, ctx.pool)
+        return out, *[None] * 6
+
+
+def _to_pool(grad: Tensor, rows: Tensor, pool: int) -> Tensor:
+    """[P, F]: gradients of sources summed where their rows lie."""
+    out = grad.new_zeros(pool, grad.shape[1])
+    if device.runs_on(grad):
+        from polyhop.kernels.triton.scatter import scatter_add_rows
+
+        scatter_add_rows(out, rows, grad)
+        return out
+    native.call(
+        "ph_scatter_add_rows", out, native.float_code(out), pool, rows, rows.numel(), grad, grad.shape[1],
+        native.num_threads(),
+    )  # fmt: skip
+    return out
+
+
+def _native(
+    h: Tensor,
+    edges: tuple[Tensor, Tensor, Tensor | None],
+    edge: Tensor | None,
+    weights: list[Tensor | None],
+    num_dst: int,
+    own: tuple[int, int, int],
+) -> Tensor:
+    """[D, F] by the C++ kernel; ``own`` says which destinations have an own row: from, to, and how much further it lies."""
+    indptr, indices, rows = edges
+    edge_weight, src_scale, dst_scale, self_scale = weights
+    out = torch.empty(num_dst, h.shape[1], dtype=h.dtype)
+    native.call(
+        _OP,
+        indptr, indices, native.id_code(indices), rows, h, native.float_code(h), h.shape[1], num_dst, out, edge_weight,
+        edge, src_scale, dst_scale, self_scale, *own, native.num_threads(),
+    )  # fmt: skip
+    return out
+
+
+def _on_device(
+    h: Tensor,
+    edges: tuple[Tensor, Tensor, Tensor | None],
+    edge: Tensor | None,
+    weights: list[Tensor | None],
+    num_dst: int,
+    own: tuple[int, int, int],
+) -> Tensor:
+    """[D, F] by the Triton kernel."""
+    from polyhop.kernels.triton.spmm import reordered, spmm
+
+    (indptr, indices, rows), (edge_weight, src_scale, dst_scale, self_scale) = edges, weights
+    if edge is not None and edge_weight is not None:
+        edge_weight = reordered(edge_weight, edge)
+    out = torch.empty(num_dst, h.shape[1], dtype=h.dtype, device=h.device)
+    return spmm(
+        indptr, indices, h, out, rows=rows, edge_weight=edge_weight, src_scale=src_scale,
+        dst_scale=dst_scale, self_scale=self_scale, own=own,
+    )  # fmt: skip

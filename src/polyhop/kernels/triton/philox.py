@@ -1,0 +1,62 @@
+"""Philox4x32-10 on the device: the same words as ``csrc/philox.h`` and ``reference.philox``.
+
+Keys travel as two signed 32-bit words, so that a kernel is compiled once for all of them.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = ["key_words", "lane_of", "lanes_of_groups", "philox", "philox_of_ids"]
+
+
+def key_words(key: int) -> tuple[int, int]:
+    """(low, high) words of a 64-bit key, as signed 32-bit numbers."""
+    low, high = key & 0xFFFFFFFF, key >> 32 & 0xFFFFFFFF
+    return low - (low >> 31 << 32), high - (high >> 31 << 32)
+
+
+@triton.jit
+def philox(k0, k1, c0, c1, c2, c3):
+    """Four words (uint32) of the counter (c0 .. c3, uint32) under the key (k0, k1, uint32)."""
+    M0: tl.constexpr = 0xD2511F53
+    M1: tl.constexpr = 0xCD9E8D57
+    W0: tl.constexpr = 0x9E3779B9
+    W1: tl.constexpr = 0xBB67AE85
+    for _ in tl.static_range(10):
+        a0, a2 = c0, c2
+        c0 = tl.umulhi(M1, a2) ^ c1 ^ k0
+        c2 = tl.umulhi(M0, a0) ^ c3 ^ k1
+        c1 = tl.mul(M1, a2, sanitize_overflow=False)
+        c3 = tl.mul(M0, a0, sanitize_overflow=False)
+        k0 = tl.add(k0, W0, sanitize_overflow=False)
+        k1 = tl.add(k1, W1, sanitize_overflow=False)
+    return c0, c1, c2, c3
+
+
+@triton.jit
+def philox_of_ids(k0, k1, ids, other):
+    """Four words of int64 ids and others (tensors of one shape) under the key words (int32, broadcast to that shape)."""
+    c0, c1 = ids.to(tl.uint32), (ids >> 32).to(tl.uint32)
+    c2, c3 = other.to(tl.uint32), (other >> 32).to(tl.uint32)
+    zero = c0 * 0
+    return philox(
+        k0.to(tl.uint32, bitcast=True) + zero, k1.to(tl.uint32, bitcast=True) + zero, c0, c1, c2, c3
+    )
+
+
+@triton.jit
+def lane_of(w0, w1, w2, w3, lane):
+    """The 16-bit lane 0 .. 7 of four words (broadcast to lane's shape), as int32."""
+    word = lane >> 1
+    chosen = tl.where(word == 0, w0, tl.where(word == 1, w1, tl.where(word == 2, w2, w3)))
+    return (tl.where(lane & 1 == 1, chosen >> 16, chosen) & 0xFFFF).to(tl.int32)
+
+
+@triton.jit
+def lanes_of_groups(w0, w1, w2, w3):
+    """int32 [R, 8 G]: the 16-bit lanes of words [R, G], the low half first."""
+    words = tl.permute(tl.join(tl.join(w0, w1), tl.join(w2, w3)), (0, 1, 3, 2))  # [R, G, word >> 1, word & 1]
+    halves = tl.join(words & 0xFFFF, words >> 16)
+    return tl.reshape(halves, (w0.shape[0], w0.shape[1] * 8)).to(tl.int32)
