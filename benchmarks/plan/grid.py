@@ -18,18 +18,19 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import ROOT, Figure
 from benchmarks.macro.launches import LAB, why_no_lab
 from benchmarks.plan import rank as one_rank
+from benchmarks.plan import ways
 from benchmarks.plan.cases import CASES, UNSEEN, Case, Job
+from benchmarks.plan.ways import Timed
 from polyhop.plan import Prediction
 from polyhop.plan.search import NEAR
 
-__all__ = ["Timed", "figures", "run"]
+__all__ = ["figures", "run"]
 
 RANKS = (2, 4)
 RATES: tuple[float | None, ...] = (None, 300.0)
@@ -39,32 +40,6 @@ FIRST_RATE = (
 MOST, MOST_OF_FIRST = 2.5, 6.0  # ways that should take so many times as long as the best are not timed
 LIMIT_S = 900
 ARENAS = {"MALLOC_ARENA_MAX": "4"}  # many sides have many threads, and memory is kept by arena
-
-
-@dataclass(frozen=True)
-class Timed:
-    """One way that was foreseen and trained."""
-
-    case: str
-    num_ranks: int
-    mbit: float | None
-    name: str
-    strategy: str
-    is_exact: bool
-    foreseen_s: float
-    measured_s: float
-    foreseen_bytes: float
-    measured_bytes: float
-    memory_bytes: float  # as foreseen
-    load: float
-
-    @property
-    def group(self) -> tuple[str, int, float | None]:
-        return self.case, self.num_ranks, self.mbit
-
-    @property
-    def ratio(self) -> float:
-        return self.measured_s / self.foreseen_s
 
 
 def run(*, is_quick: bool) -> Iterator[Figure]:
@@ -83,6 +58,8 @@ def run(*, is_quick: bool) -> Iterator[Figure]:
             for each in seen:
                 _tell(each)
             found += seen
+    if not is_quick:
+        ways.write(found)
     yield from figures(found)
 
 
