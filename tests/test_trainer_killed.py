@@ -28,7 +28,7 @@ folder, mode, kills, seed = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), in
 torch.set_num_threads(1)
 moments = random.Random(seed)
 options = {"max_epochs": 12, "patience": 50, "schedule": "cosine", "warmup": 3, "clip": 5.0}
-options |= {"progress": "none", "device": "cpu"}
+options |= {"progress": "none", "device": "cpu", "foresee": False}
 if mode == "mini-batch":
     options |= {"num_neighbors": [5, 3], "batch_size": 16, "max_epochs": 6}
 

@@ -108,13 +108,19 @@ class Trainer(Config):
             warnings.simplefilter("ignore", UserWarning)  # said when this trainer was made
             return replace(self, strategy=strategy, **options)
 
-    def _foreseen(self, model: nn.Module, graph: Graph | SharedGraph, line: Collective | None) -> Plan | None:
-        """Of a run whose strategy is given, to compare it with; None where nobody will, or where it is not foreseen."""
-        is_kept = self.foresee and self.run_dir is not None
-        if not (is_kept if line is None else together.share_value(is_kept, line)):
+    def _foreseen(
+        self, model: nn.Module, graph: Graph | SharedGraph, line: Collective | None, *, is_begun: bool
+    ) -> Plan | None:
+        """Of a run whose strategy is given, to compare it with; None where nobody will, or where it is not foreseen.
+
+        A run that ``is_begun`` keeps the plan that it has, or none.
+        """
+        asked = [self.foresee and self.run_dir is not None, is_begun]
+        is_kept, is_begun = asked if line is None else together.share_value(asked, line)
+        if not is_kept:
             return None
         kept = self._kept_plan(line)
-        if kept is not None or self.resume is not None:
+        if kept is not None or is_begun:
             return kept
         try:
             return self._made_plan(model, graph, line, is_given=True)
@@ -199,7 +205,7 @@ class Trainer(Config):
             run.notes += getattr(step, "notes", [])
             run.notes += [] if judge.has("val") or judge.has("test") else [_NOTHING_TO_JUDGE]
             run.resume()
-            plan = plan or self._foreseen(model, graph, line)
+            plan = plan or self._foreseen(model, graph, line, is_begun=session.state.global_step > 0)
             if plan is not None and folder is not None:
                 folder.write_plan(plan.to_json())
             if line is not None:
