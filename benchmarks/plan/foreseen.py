@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from benchmarks.plan import foreseen_servers
 from benchmarks.plan.comparisons import Comparison
@@ -22,7 +22,11 @@ from polyhop.forecast.batches import of_variant
 from polyhop.forecast.loads import Kept
 from polyhop.forecast.statistics import Measured
 from polyhop.graph import Block, Sizes
+from polyhop.kernels.keys import Key
 from polyhop.nn import GAT, GCN, GCNII, DeepGCN, GraphSAGE, SAGEConv
+from polyhop.nn.counts import Counts, count_model
+from polyhop.nn.model import State
+from polyhop.nn.rows import Rows
 from polyhop.plan import Cluster, Law, Prediction
 from polyhop.plan.device import machine_of_device
 from polyhop.planner import PlanOptions
@@ -70,14 +74,21 @@ def foreseen(comparison: Comparison, system: Mapping[str, Any]) -> Prediction:
     depth = question.training.counts.num_layers if system["strategy"] == "split" else 0
     variant = Variant(system["strategy"], depth, given.get("cache") == "rows of others")
     uneven = comparison.graph.get("imbalance", 1.0) if system["strategy"] == "split" else 1.0
-    return of_variant(question, variant, _kept(comparison, given.get("cache", "none")), uneven)
+    return of_variant(question, variant, _kept(comparison, system), uneven)
 
 
-def _kept(comparison: Comparison, what: str) -> Kept:
+def _kept(comparison: Comparison, system: Mapping[str, Any]) -> Kept:
+    what = system.get("cache", "none")
     graph, cluster = comparison.graph, comparison.cluster
     if "cache_bytes" in cluster:  # devices that draw
-        room = 0.0 if what == "none" else cluster["cache_bytes"]
-        return Kept(room, is_shared=what == "hottest rows of all devices", does_draw=True)
+        room = 0.0 if what == "none" else comparison.model.get("cache_bytes", cluster["cache_bytes"])
+        return Kept(
+            room,
+            is_shared=what == "hottest rows of all devices",
+            does_draw=True,
+            peer_bytes_per_s=1e9 * cluster["peer_gb_s"],
+            is_beside=system.get("loads_beside", False),
+        )
     share = comparison.more.get("device_share", 0.0)
     return Kept(share * 4 * graph["num_features"] * graph["num_nodes"] / cluster["hosts"])
 
@@ -92,7 +103,7 @@ def _question(comparison: Comparison, system: Mapping[str, Any], cluster: Cluste
             graph = comparison.graph
             rows = more["cached_share"] * graph["num_nodes"] / ranks
             given["cache"] = round(rows * (8 + 4 * graph["num_features"]))
-    edge_s = system.get("edge_s", comparison.cluster.get("edge_s"))
+    edge_s = system.get("edge_s", {}).get(comparison.graph["name"], comparison.cluster.get("edge_s"))
     if edge_s is not None:
         machine = replace(machine_of_device(cluster, ranks), node_s=0.0, edge_s=edge_s)
         options = PlanOptions(machine=machine)
@@ -102,16 +113,32 @@ def _question(comparison: Comparison, system: Mapping[str, Any], cluster: Cluste
     question = question_of_cluster(model, statistics, config, cluster, ranks, options)
     if "prefetch" in system:
         question = replace(question, training=replace(question.training, prefetch=system["prefetch"]))
-    return replace(question, law=_law(cluster, comparison.model["kind"])) if cluster.gpus else question
+    return replace(question, law=_law(comparison, cluster)) if cluster.gpus else question
 
 
-def _law(cluster: Cluster, kind: str) -> Law:
+def _law(comparison: Comparison, cluster: Cluster) -> Law:
+    """Of the kernels that were published; sums of neighbours as fast as one device was measured to be on this graph."""
     read = _REACHED * 1e9 * cluster.gpu_memory_gb_s
-    far = _SUMMED_BYTES / read
     flop = 1 / (_REACHED * 1e12 * cluster.gpu_tflops)
-    return Law(
-        _NEAR * far, far, flop, _PASSED_BYTES / read, _KERNEL_S * _KERNELS[kind], 1e6 * cluster.gpu_cache_mb
-    )
+    call = _KERNEL_S * _KERNELS[comparison.model["kind"]]
+    rest = Law(0.0, 0.0, flop, _PASSED_BYTES / read, call, 1e6 * cluster.gpu_cache_mb)
+    alone = comparison.graph.get("one_device")
+    if alone is None:
+        far = _SUMMED_BYTES / read
+        return replace(rest, near_s=_NEAR * far, far_s=far)
+    counts = _counts_alone(comparison, alone)
+    value_s = (alone["seconds"] - rest.seconds(counts)) / counts.values
+    return replace(rest, near_s=value_s, far_s=value_s)  # what of it the cache served is in the measurement
+
+
+def _counts_alone(comparison: Comparison, alone: Mapping[str, Any]) -> Counts:
+    """Of an epoch of the model that one device was timed with."""
+    graph = comparison.graph
+    columns, classes = graph["num_features"], graph["num_classes"]
+    kind, hidden, layers = alone["kind"], alone["hidden"], alone["num_layers"]
+    model = _model(kind, columns, hidden, layers, classes, 1, None, maps_first=False, projects=True)
+    each = Sizes(graph["num_nodes"], graph["num_nodes"], graph["num_edges"])
+    return count_model(model, columns).of([each] * layers)
 
 
 def _statistics_of(comparison: Comparison) -> GraphStatistics:
@@ -119,7 +146,7 @@ def _statistics_of(comparison: Comparison) -> GraphStatistics:
     sizes = {
         name: graph[name] for name in ("num_nodes", "num_edges", "num_features", "num_classes", "num_train")
     }
-    bare = GraphStatistics(**sizes, name=graph["name"])
+    bare = GraphStatistics(**sizes, name=graph["name"], exponent=graph.get("exponent"))
     halo = {int(parts): Measured(replicas) for parts, replicas in graph.get("halo", {}).items()}
     for parts, cut in graph.get(
         "cut_edges", {}
@@ -133,10 +160,11 @@ def _statistics_of(comparison: Comparison) -> GraphStatistics:
 
 def _cluster_of(comparison: Comparison, system: Mapping[str, Any]) -> Cluster:
     given, devices = comparison.cluster, comparison.cluster["devices"]
-    if system.get("stages") == "half":  # two ways of a stage are neighbours
-        given = {**given, "inside_gb_s": given["pair_gb_s"]}
     fields = ("inside_gb_s", "network_gbit_s", "inside_us", "network_us", "extends", "ranks")
     rates = {name: given[name] for name in fields if name in given}
+    rates |= {name: comparison.graph[name] for name in fields if name in comparison.graph}  # measured there
+    if system.get("stages") == "half":  # two ways of a stage are neighbours
+        rates["inside_gb_s"] = given["pair_gb_s"]
     if given["device"] == "cpu":
         return Cluster.from_json({"hosts": given["hosts"], **rates})
     host = {
@@ -167,7 +195,8 @@ def _model_of(comparison: Comparison, system: Mapping[str, Any]) -> nn.Module:
         comparison.graph["num_classes"],
         about.get("heads", 1),
         about.get("norm"),
-        system.get("maps_first", False),
+        maps_first=system.get("maps_first", False),
+        projects=about.get("projects", False),
     )
 
 
@@ -180,22 +209,50 @@ def _model(
     classes: int,
     heads: int,
     norm: str | None,
+    *,
     maps_first: bool,
+    projects: bool,
 ) -> nn.Module:
-    """Sizes alone matter: weights are not drawn. ``maps_first``: layers map before they sum wherever that narrows rows."""
-    sizes = (columns, hidden, layers, classes)
+    """Sizes alone matter: weights are not drawn. ``maps_first``: layers map before they sum wherever that narrows rows;
+    ``projects``: rows are mapped to the hidden width before the first layer, which therefore sums them anew each step."""
+    sizes = (hidden if projects else columns, hidden, layers, classes)
     more = {"norm": norm, "norm_kwargs": {"mode": "node"}} if norm else {}
     with torch.device("meta"):
         if kind == "gat":
             made: nn.Module = GAT(*sizes, heads=heads)
         elif kind in ("gcn", "sage"):
-            made = {"gcn": GCN, "sage": GraphSAGE}[kind](*sizes, **more)
+            known = (
+                {"gcn": _ProjectedGCN, "sage": _ProjectedSAGE}
+                if projects
+                else {"gcn": GCN, "sage": GraphSAGE}
+            )
+            made = known[kind](*sizes, **more)
+            if projects:
+                made.in_channels, made.projection = columns, nn.Linear(columns, hidden)
         else:
             made = {"gcnii": GCNII, "resgcn": DeepGCN}[kind](*sizes)
     made = made.to_empty(device="cpu")
     if maps_first and isinstance(made, GraphSAGE):
         made.convs = nn.ModuleList(_narrowing(conv) for conv in made.convs)
     return made
+
+
+class _Projected:
+    """Of rows that are mapped first."""
+
+    begins_plain = False
+    projection: nn.Linear
+
+    def begin(self, x: Rows, *, ids: Tensor | None = None, key: Key | None = None) -> State:
+        return {"h": self.projection(x)}
+
+
+class _ProjectedGCN(_Projected, GCN):
+    """Normalised sums."""
+
+
+class _ProjectedSAGE(_Projected, GraphSAGE):
+    """Means and own rows."""
 
 
 def _narrowing(conv: nn.Module) -> nn.Module:

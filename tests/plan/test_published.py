@@ -21,34 +21,10 @@ SHARE = (
     "doing it is what they cost; the paper saved more time (1.2 to 1.8 times) with fewer of them alive"
 )
 FIGURE_8 = (
-    "figure 8 has GPUs 1.3 times as slow against CPU only as table 4 and figure 10 (the rates are fitted to it); "
-    "table 4 has the order that is foreseen for seconds (0.75)"
-)
-REUSED = (
-    "rows of Reddit are read 493 times each, and caches of GPUs serve many of these reads: computing is foreseen "
-    "three times too long, and hides what communication costs"
-)
-SUMMED = f"{REUSED}; ours sums inputs once, the authors' graph parallelism in every epoch, a quarter of four layers"
-CACHED = (
-    "loading through Quiver's cache took longer than without any (16.0 s against DGL's 8.8): what its gathering costs is "
-    "not in the set-up"
+    "figure 8 and table 4 cannot both be met: figure 8 has GPUs 1.3 times as slow against CPU only as table 4 and figure "
+    "10, to which the rates are fitted; table 4 has the order that is foreseen for seconds (0.75)"
 )
 WRONG = {
-    "Orkut SAGE: GSplit against DistCache": (
-        "the authors' split trains 1.7 times as long as their data parallelism although it computes no more: what its "
-        "shuffles of 512 columns cost beside bytes on NVLink is not in the set-up"
-    ),
-    "Papers GAT: GSplit against Quiver": CACHED,
-    "Papers GAT: GSplit against DistCache": CACHED,
-    "Reddit GCN on 2 GPUs: pipeline against graph parallelism": REUSED,  # measured 1.10
-    "Reddit GCN of 4 layers: hybrid of 2 stages against graph parallelism": SUMMED,
-    "Reddit GraphSAGE of 4 layers: hybrid of 2 stages against graph parallelism": SUMMED,
-    "Reddit GCNII of 4 layers: hybrid of 2 stages against graph parallelism": REUSED,
-    "Reddit ResGCN+ of 4 layers: hybrid of 2 stages against graph parallelism": REUSED,
-    "papers: BatchGNN against DistDGL": (
-        "all of the set-up is assumed; in this one 16 k seeds of 111 M nodes share few rows, so windows save little, and "
-        "DistDGL's own costs (ids of 8 bytes, rows copied one by one) are not those of strategy data"
-    ),
     "GCN Reddit-small: value of functions against CPU only": SHARE,
     "GCN Reddit-large: value of functions against CPU only": SHARE,
     "GCN Amazon: value of functions against CPU only": SHARE,

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from polyhop.forecast.loads import Kept, crossing, drawn
+from polyhop.comm import Cost
+from polyhop.forecast.loads import Kept, crossing, drawn, of_peers
 from polyhop.forecast.memory import batches_memory, windows_memory
 from polyhop.forecast.question import Question
 from polyhop.graph import Sizes
@@ -123,11 +124,21 @@ def _loading(question: Question, flows: Flows, shape: Shape, variant: Variant, k
     works, inputs = _works(question, flows, shape, variant), question.sight.inputs
     if not question.machine.gpus or inputs is None:
         return works
+    rate = question.machine.gather_bytes_per_s
     crossed = crossing(flows, inputs, variant, kept, shape.input_bytes)
+    peers = of_peers(flows, inputs, variant, kept, shape.input_bytes)
+    crossed += peers / kept.peer_bytes_per_s * rate  # as long as so many bytes of the host
+    edges = drawn(flows, variant)
+    if kept.is_beside:
+        crossed = max(0.0, crossed - edges * question.machine.edge_s * rate)
     works = [replace(work, loaded_bytes=crossed) for work in works]
-    return (
-        [replace(work, nodes=0.0, drawn=drawn(flows, variant)) for work in works] if kept.does_draw else works
-    )
+    if not kept.does_draw:
+        return works
+    works = [replace(work, nodes=0.0, drawn=edges) for work in works]
+    if variant.strategy != "data":
+        return works
+    nobody = [0.0] * question.num_ranks  # lists and rows lie in the host's memory, or with peers
+    return [replace(work, ahead=Cost(), ahead_to=nobody) for work in works]
 
 
 def _works(question: Question, flows: Flows, shape: Shape, variant: Variant) -> list[Work]:

@@ -5,13 +5,15 @@
     pushpull   own columns of the mini-batches of all ranks
 
 What is kept are the likeliest rows: of ``split`` those of own nodes, so that all ranks together keep every row once; of the
-others rows (or columns) of any node, which ranks that read one another's memory may share out.
+others rows (or columns) of any node, which ranks that read one another's memory may share out; where the room of one holds
+all rows, every rank keeps its own.
 
 Legend: P ranks, M cells of nodes that are alike.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +22,7 @@ from polyhop.forecast.sight import InputRows
 from polyhop.strategies.flows import Flows
 from polyhop.strategies.work import Variant
 
-__all__ = ["Kept", "crossing", "drawn", "served"]
+__all__ = ["Kept", "crossing", "drawn", "of_peers", "served"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class Kept:
     num_bytes: float = 0.0
     is_shared: bool = False  # every rank reads what all ranks keep
     does_draw: bool = False
+    peer_bytes_per_s: float = math.inf  # at which it reads what other ranks keep, where that is shared
+    is_beside: bool = False  # rows are loaded while it draws
 
 
 def crossing(flows: Flows, inputs: InputRows, variant: Variant, kept: Kept, row_bytes: float) -> float:
@@ -43,12 +47,30 @@ def crossing(flows: Flows, inputs: InputRows, variant: Variant, kept: Kept, row_
             row_bytes,
         )
     else:
-        mean = (inputs.own + (parts - 1) * inputs.others) / parts
-        likely, nodes, rows, width = mean, inputs.nodes, float(flows.own[hops].rows[0].sum()), row_bytes
+        likely, nodes, rows, width = _mean(inputs, parts), inputs.nodes, _own_rows(flows), row_bytes
     if variant.strategy == "pushpull":
         rows, width = parts * rows, row_bytes / parts
     room = kept.num_bytes / width * (parts if kept.is_shared else 1)
     return rows * (1 - served(likely, nodes, room)) * width
+
+
+def of_peers(flows: Flows, inputs: InputRows, variant: Variant, kept: Kept, row_bytes: float) -> float:
+    """Bytes that a rank's GPU reads of the others' in a step, each of which keeps an equal share of the likeliest rows."""
+    parts, room = flows.num_ranks, kept.num_bytes / row_bytes
+    if variant.strategy != "data" or not kept.is_shared or room >= float(inputs.nodes.sum()):
+        return 0.0
+    found = served(_mean(inputs, parts), inputs.nodes, parts * room)
+    return _own_rows(flows) * found * (parts - 1) / parts * row_bytes
+
+
+def _mean(inputs: InputRows, parts: int) -> torch.Tensor:
+    """How likely a rank reads a node of each cell, whoever owns it."""
+    return (inputs.own + (parts - 1) * inputs.others) / parts
+
+
+def _own_rows(flows: Flows) -> float:
+    """Input rows of a rank's own mini-batch."""
+    return float(flows.own[flows.num_hops].rows[0].sum())
 
 
 def drawn(flows: Flows, variant: Variant) -> float:
