@@ -81,7 +81,8 @@ def _kept(comparison: Comparison, system: Mapping[str, Any]) -> Kept:
     what = system.get("cache", "none")
     graph, cluster = comparison.graph, comparison.cluster
     if "cache_bytes" in cluster:  # devices that draw
-        room = 0.0 if what == "none" else comparison.model.get("cache_bytes", cluster["cache_bytes"])
+        rooms = comparison.model.get("cache_bytes", {})
+        room = 0.0 if what == "none" else rooms.get(graph["name"], cluster["cache_bytes"])
         return Kept(
             room,
             is_shared=what == "hottest rows of all devices",

@@ -14,15 +14,17 @@ import torch
 from torch import nn
 
 from polyhop.forecast import GraphStatistics, Inputs, Question, Training, alike_sight
+from polyhop.kernels.procedural import Virtual
 from polyhop.plan import Cluster, Limits, Memory, Plan, Prediction, make_plan, rank
 from polyhop.plan.cluster import machine_of
+from polyhop.plan.computed import computing_machine
 from polyhop.plan.curve import DEVICES, Curve, curves_of
 from polyhop.plan.device import crowding_of, described, law_of_device, machine_of_device
 from polyhop.plan.topology import Topology
-from polyhop.planner import PlanOptions, assumed_of, law_of, ways_of
+from polyhop.planner import PlanOptions, assumed_of, law_of, limits_here, measured_machine, ways_of
 from polyhop.train.config import Config
 
-__all__ = ["plan_cluster", "question_of_cluster", "scale_cluster"]
+__all__ = ["plan_cluster", "plan_virtual", "question_of_cluster", "scale_cluster"]
 
 
 def plan_cluster(
@@ -45,11 +47,35 @@ def plan_cluster(
     )
 
 
+def plan_virtual(
+    model: nn.Module,
+    graph: Virtual,
+    statistics: GraphStatistics,
+    config: Config,
+    num_ranks: int,
+    options: PlanOptions,
+) -> Plan:
+    """For so many ranks on hosts like this one, of a graph that nobody stores: its statistics are all there is."""
+    training = _training_of_statistics(model, statistics, config)
+    machine = options.machine or measured_machine(options.tell)
+    machine, law = law_of(machine, training, options.tell, keeps=options.machine is None)
+    machine, sight = computing_machine(machine, graph), alike_sight(statistics, training, num_ranks)
+    crowding = num_ranks / machine.cores if num_ranks > 1 else 0.0
+    question = Question(training, sight, num_ranks, machine, options.link or machine.link, law, crowding)
+    return make_plan(
+        ways_of(question, config, options),
+        limits_here(question, options.limits),
+        num_ranks,
+        asked=config.strategy,
+        assumed=[*_of_statistics(statistics, num_ranks)[:1], *assumed_of(question)],
+    )
+
+
 def _training_of_statistics(model: nn.Module, statistics: GraphStatistics, config: Config) -> Training:
     dtype = getattr(torch, statistics.row_dtype)
     return Training(
         model,
-        Inputs(statistics.num_features, dtype, statistics.row_length),
+        Inputs(statistics.num_features, dtype, statistics.row_length, are_computed=statistics.is_computed),
         statistics.num_nodes,
         statistics.num_edges,
         statistics.num_train,

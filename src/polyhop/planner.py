@@ -23,14 +23,17 @@ from polyhop.forecast import (
     Question,
     Sight,
     Training,
+    alike_sight,
     check_foreseen,
     labelled,
     look,
     look_at,
     of_given,
     predictions,
+    statistics_of_virtual,
 )
-from polyhop.graph import Graph, MatrixFeatures, SharedGraph, SparseFeatures
+from polyhop.graph import Graph, MatrixFeatures, ProceduralPart, SharedGraph, SparseFeatures
+from polyhop.graph.procedural import ProceduralFeatures
 from polyhop.nn.counts import count_model
 from polyhop.partition import Partition
 from polyhop.plan import (
@@ -45,6 +48,7 @@ from polyhop.plan import (
     save_machine,
 )
 from polyhop.plan.calibrate import measure_cores, measure_messages, measured_law
+from polyhop.plan.computed import computing_machine
 from polyhop.plan.learn import corrected, learn
 from polyhop.strategies import STRATEGIES
 from polyhop.strategies.macro_auto import ranks_to_a_core
@@ -59,6 +63,7 @@ __all__ = [
     "kind_of",
     "law_of",
     "learn_from",
+    "limits_here",
     "measured_machine",
     "plan_graph",
     "plan_together",
@@ -106,6 +111,8 @@ class PlanOptions:
 def inputs_of(graph: Graph | SharedGraph) -> Inputs:
     """What a graph's rows are like."""
     x = graph.x
+    if isinstance(x, ProceduralFeatures):
+        return Inputs(x.num_features, are_computed=True)
     if isinstance(x, SparseFeatures):
         return Inputs(x.num_features, row_length=x.rows.values.numel() / max(1, x.num_rows))
     if isinstance(x, MatrixFeatures):
@@ -190,10 +197,12 @@ def plan_together(
     num_train = int(line.all_reduce(torch.tensor([float(labelled(graph).numel())]), kind="sizes"))
     training = training_of(model, graph, config, _agreed(inputs_of(graph), graph, line), num_train)
     link, message_s, byte_s = measure_messages(line)
-    sight, crowding = look(line, graph, training), ranks_to_a_core(line)
+    sight, crowding = _sight(graph, training, line), ranks_to_a_core(line)
     made: dict[str, Any] | None = None
     machine = options.machine or _known_machine(line, options.tell)
     machine = replace(machine, message_s=message_s, byte_s=byte_s)
+    if isinstance(graph.part, ProceduralPart):
+        machine = computing_machine(machine, graph.part.graph)
     # All ranks time steps at once, as they will train at once; rank 0's times count.
     machine, law = law_of(machine, training, options.tell, keeps=options.machine is None and line.rank == 0)
     if line.rank == 0:
@@ -206,6 +215,15 @@ def plan_together(
     if "error" in told:
         raise ConfigError(told["error"])
     return Plan.from_json(told["plan"])
+
+
+def _sight(graph: SharedGraph, training: Training, line: Collective) -> Sight:
+    part = graph.part
+    if not isinstance(part, ProceduralPart):
+        return look(line, graph, training)
+    return alike_sight(
+        statistics_of_virtual(part.graph, part.num_train, graph.name), training, line.num_ranks
+    )
 
 
 def _agreed(inputs: Inputs, graph: SharedGraph, line: Collective) -> Inputs:
@@ -311,7 +329,7 @@ def ways_of(question: Question, config: Config, options: PlanOptions) -> list[Pr
 def _plan(question: Question, config: Config, options: PlanOptions) -> Plan:
     return make_plan(
         ways_of(question, config, options),
-        _limits_here(question, options.limits),
+        limits_here(question, options.limits),
         question.num_ranks,
         asked=config.strategy,
         assumed=assumed_of(question),
@@ -319,7 +337,7 @@ def _plan(question: Question, config: Config, options: PlanOptions) -> Plan:
     )
 
 
-def _limits_here(question: Question, limits: Limits) -> Limits:
+def limits_here(question: Question, limits: Limits) -> Limits:
     """Ranks of a host share its memory, whatever is allowed."""
     if question.training.weights[0].device.type != "cpu":
         return limits

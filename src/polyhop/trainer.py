@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from polyhop import strategies
 from polyhop.comm import Collective
 from polyhop.errors import ConfigError, PartitionError, PolyhopError
-from polyhop.graph import DiskFeatures, Graph, Part, SharedGraph, fingerprint_graph, in_feature_store
+from polyhop.graph import DiskFeatures, Graph, SharedGraph, fingerprint_graph, in_feature_store
 from polyhop.kernels import kept_memory
 from polyhop.partition import Partition, default_method
 from polyhop.partition import partition as make_partition
@@ -53,7 +53,6 @@ from polyhop.train.task import Task, check_model
 
 __all__ = ["Result", "Trainer"]
 
-_UNPLANNED = "data"  # the strategy that needs to know least
 _NOTHING_TO_JUDGE = "evaluation is skipped: there are no labelled validation or test nodes"
 _LOSSES: dict[bool, Loss] = {False: loss.cross_entropy_sum, True: loss.binary_cross_entropy_sum}
 
@@ -81,8 +80,6 @@ class Trainer(Config):
         if self.strategy != "auto":
             return self._fit(model, graph, line, None)
         made = self._kept_plan(line) or self._made_plan(model, graph, line)
-        if made is None:
-            return self._obeying(_UNPLANNED, {})._fit(model, graph, line, None)
         return self.obeying(made)._fit(model, graph, line, made)
 
     def plan(
@@ -136,10 +133,7 @@ class Trainer(Config):
         line: Collective | None,
         *,
         is_given: bool = False,
-    ) -> Plan | None:
-        """None where edges are computed when they are read: there is nothing to look at."""
-        if isinstance(graph, SharedGraph) and not isinstance(graph.part, Part):
-            return None
+    ) -> Plan:
         check_model(model, graph)
         placement = place(self.device, self.precision)
         model.to(placement.device, placement.dtype)

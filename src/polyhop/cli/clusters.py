@@ -12,11 +12,11 @@ from polyhop.errors import ConfigError
 
 if TYPE_CHECKING:
     from polyhop.forecast import GraphStatistics
-    from polyhop.plan import Cluster, Limits, Link, Plan
+    from polyhop.plan import Cluster, Limits, Link, Machine, Plan
     from polyhop.plan.curve import Curve
     from polyhop.train.config import Config
 
-__all__ = ["Asked", "known_cluster", "plan_for", "show_curves", "statistics_of"]
+__all__ = ["Asked", "known_cluster", "plan_computed", "plan_for", "show_curves", "statistics_of"]
 
 _PARTS = (2, 4, 8, 16)  # that a graph is cut into to see what they read of one another
 
@@ -72,11 +72,39 @@ def statistics_of(
     if asked.statistics is not None:
         found = read_statistics(asked.statistics)
         return found, recipe.of_widths(found.num_features, found.num_classes, found.name)
-    found, recipe = _surveyed(recipe, config, partitioner)
+    found, recipe = _computed(recipe) or _surveyed(recipe, config, partitioner)
     if asked.statistics_out is not None:
         write_statistics(found, asked.statistics_out)
         console.say(f"statistics written to {asked.statistics_out}")
     return found, recipe
+
+
+def _computed(recipe: Recipe) -> tuple[GraphStatistics, Recipe] | None:
+    """Of a graph that nobody stores; None: of another one."""
+    from polyhop.datasets import is_procedural, procedural_recipe
+    from polyhop.forecast import statistics_of_virtual
+
+    if not is_procedural(recipe.source):
+        return None
+    graph, num_train = procedural_recipe(recipe.source)
+    found = statistics_of_virtual(graph, num_train, recipe.source)
+    return found, recipe.of_widths(graph.num_features, graph.num_classes, recipe.source)
+
+
+def plan_computed(
+    recipe: Recipe, workers: int, config: Config, limits: Limits, machine: Machine | None, link: Link | None
+) -> Plan | None:
+    """On hosts like this one; None: the graph is stored, or made as a whole."""
+    from polyhop.cluster_planner import plan_virtual
+    from polyhop.datasets import procedural_recipe
+    from polyhop.planner import PlanOptions
+
+    known = _computed(recipe)
+    if known is None:
+        return None
+    (statistics, recipe), (graph, _) = known, procedural_recipe(recipe.source)
+    options = PlanOptions(limits, machine, link, console.say)
+    return plan_virtual(recipe.build(0), graph, statistics, config, workers, options)
 
 
 def _surveyed(recipe: Recipe, config: Config, partitioner: str) -> tuple[GraphStatistics, Recipe]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polyhop.cli import console
-from polyhop.cli.clusters import Asked, known_cluster, plan_for, show_curves, statistics_of
+from polyhop.cli.clusters import Asked, known_cluster, plan_computed, plan_for, show_curves, statistics_of
 from polyhop.cli.recipe import MODELS, Recipe
 from polyhop.errors import ConfigError, unknown
 
@@ -207,7 +208,8 @@ def command(
         _show(made, explain=explain)
         show_curves(curves, on_hosts)
         if out is not None:
-            print(f"\nwritten to {out}: polyhop train {name} ... --workers {made.num_ranks} --plan {out}")
+            graph, file = shlex.quote(name or "NAME"), shlex.quote(str(out))
+            print(f"\nwritten to {out}: polyhop train {graph} ... --workers {made.num_ranks} --plan {file}")
 
 
 def _fan_outs(given: str, layers: int) -> list[int] | None:
@@ -280,18 +282,23 @@ def _plan(
 ) -> Plan:
     """Edges, labels and the split are loaded; features are not."""
     from polyhop.cli.calibrate import known_machine
+    from polyhop.cli.ranks import check_procedural
     from polyhop.datasets import load, sizes
     from polyhop.partition import partition
     from polyhop.plan import load_machine
     from polyhop.planner import PlanOptions, plan_graph, unread_inputs
 
+    given = None if machine is None else load_machine(machine)
+    if given is None:
+        known_machine(console.say)
+    check_procedural(recipe, None, partitioner)
+    made = plan_computed(recipe, workers, config, limits, given, link)
+    if made is not None:
+        return made
     about = sizes(recipe.source, data_dir=recipe.data_dir, nodes=recipe.nodes)
     graph = load(
         recipe.source, data_dir=recipe.data_dir, nodes=recipe.nodes, split=recipe.split, features="none"
     )
-    given = None if machine is None else load_machine(machine)
-    if given is None:
-        known_machine(console.say)
     recipe = recipe.of_widths(about.num_features, about.num_classes, about.name)
     options = PlanOptions(limits, given, link, console.say)
     found = []

@@ -8,6 +8,7 @@ from typing import Any
 from polyhop.errors import ConfigError
 from polyhop.forecast import batches, servers, stages, whole
 from polyhop.forecast.alike import alike_sight
+from polyhop.forecast.computed import statistics_of_virtual
 from polyhop.forecast.given import check_foreseen
 from polyhop.forecast.question import Question
 from polyhop.forecast.sight import Sight, labelled, look, look_at
@@ -37,6 +38,7 @@ __all__ = [
     "of_given",
     "predictions",
     "read_statistics",
+    "statistics_of_virtual",
     "write_statistics",
 ]
 
@@ -46,6 +48,7 @@ _HALOS = ("exact", "stale")
 
 def predictions(question: Question) -> Iterator[Prediction]:
     """Of every strategy that can train so on so many ranks."""
+    _check(question.training)
     if question.training.num_neighbors is not None:
         yield from batches.predictions(question)
     elif question.num_ranks == 1:
@@ -56,12 +59,26 @@ def predictions(question: Question) -> Iterator[Prediction]:
         yield from servers.predictions(question)
 
 
+def _check(training: Training) -> None:
+    """ConfigError where a graph that is computed when read is to be trained on as one that is stored."""
+    if training.inputs.are_computed and training.num_neighbors is None:
+        raise ConfigError(
+            "a graph that is computed when it is read has no lists of edges for training on the full graph: draw "
+            "mini-batches, one fan-out for each layer, such as --fanout 15,10"
+        )
+    if training.inputs.are_computed and training.cache_bytes:
+        raise ConfigError(
+            "cache: a graph that is computed when it is read has no stored edges to tell hot rows by; leave cache out"
+        )
+
+
 # A strategy that is given
 
 
 def of_given(question: Question, strategy: str, given: Mapping[str, Any]) -> Prediction:
     """``given``: options of the strategy that are not left as they are. ConfigError where such a run is not foreseen."""
     check_foreseen(strategy, given)
+    _check(question.training)
     found = next(_ways(question, strategy, given), None)
     if found is None:
         raise ConfigError(

@@ -11,7 +11,7 @@ Legend: N nodes, P parts, L layers or hops, M cells of degrees, q share of edges
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -223,6 +223,10 @@ class _Hop:
     others: Tensor
     shared: Tensor
 
+    def beyond(self, before: _Hop) -> _Hop:
+        """What is known that was not before."""
+        return _Hop(self.own - before.own, self.others - before.others, self.shared - before.shared)
+
 
 class _Drawn:
     """A mini-batch of a part, foreseen hop by hop."""
@@ -235,10 +239,8 @@ class _Drawn:
         self.draws = [degree if fanout < 0 else degree.clamp(max=fanout) for fanout in fan_outs]
         self.cut = statistics.cut(num_parts)
         self.halo, self.times = self._halo()
-        start = self.nodes * 0 + training.chance * statistics.num_train / statistics.num_nodes
-        self.hops = [_Hop(start, start * 0, start)]
-        for draws in self.draws:
-            self.hops.append(self._next(self.hops[-1], draws))
+        self.degree, self.train_share = degree, statistics.num_train / statistics.num_nodes
+        self.hops = self._hops(training.chance * self.train_share, self.draws)
 
     def _halo(self) -> tuple[Tensor, Tensor]:
         """float64 [M]: the chance that a node is in another part's halo, and its readers there if it is."""
@@ -253,26 +255,37 @@ class _Drawn:
 
     def _rates(self, hop: _Hop, draws: Tensor) -> tuple[float, float, float]:
         """Chances of an edge to be drawn: into the own part, into others, in the shared mini-batch."""
-        edges = float((self.nodes * self.draws_all).sum())
+        edges = float((self.nodes * self.degree).sum())
         own, others, shared = (
             float((self.nodes * likely * draws).sum()) / edges for likely in (hop.own, hop.others, hop.shared)
         )
         return min(own, 1.0), min(others, 1.0), min(shared, 1.0)
 
-    @property
-    def draws_all(self) -> Tensor:
-        return self.statistics.cells[:, 1]
+    def _hops(self, share: float, draws_of_hops: Sequence[Tensor]) -> list[_Hop]:
+        """From seeds that are so many of the nodes."""
+        start = self.nodes * 0 + share
+        hops, since = [_Hop(start, start * 0, start)], list[tuple[_Hop, Tensor]]()
+        for (
+            draws
+        ) in draws_of_hops:  # since: who became known when, and what of its list it has not drawn so far
+            fresh = hops[0] if len(hops) == 1 else hops[-1].beyond(hops[-2])
+            missed = 1 - draws / self.degree.clamp(min=1e-12)
+            since = [(known, left * missed) for known, left in [*since, (fresh, torch.ones_like(missed))]]
+            hops.append(self._next(since, hops[0], hops[-1]))
+        return hops
 
-    def _next(self, hop: _Hop, draws: Tensor) -> _Hop:
-        own, others, shared = self._rates(hop, draws)
+    def _next(self, since: Sequence[tuple[_Hop, Tensor]], start: _Hop, last: _Hop) -> _Hop:
+        """As ``sample/inclusion.py`` has it: what a node drew in earlier hops it draws in vain."""
+        each = torch.tensor([self._rates(known, (1 - left) * self.degree) for known, left in since])
+        own, others, shared = each.sum(0).clamp(max=1).tolist()
         peers = max(1, self.num_parts - 1)
         inner = (1 - own) ** (self.readers * (1 - self.cut)) * (1 - others) ** (self.readers * self.cut)
         reached = 1 - self.halo + self.halo * (1 - own) ** self.times
         outer = reached * (1 - others) ** (self.readers * (1 - self.cut / peers))
         return _Hop(
-            1 - (1 - hop.own) * inner,
-            1 - (1 - hop.others) * outer,
-            1 - (1 - hop.shared) * (1 - shared) ** self.readers,
+            (1 - (1 - start.own) * inner).maximum(last.own),
+            (1 - outer).maximum(last.others),
+            (1 - (1 - start.shared) * (1 - shared) ** self.readers).maximum(last.shared),
         )
 
     def totals(self) -> dict[str, float]:
@@ -340,16 +353,25 @@ class _Drawn:
     def _pairs(self, own: float, others: float) -> Pairs:
         return _expected(own, others, self.num_parts, self.statistics.num_nodes / self.num_parts)
 
+    def _reached(self) -> _Hop:
+        """How likely any mini-batch of the run knows a node at all: train nodes are the same in every epoch."""
+        missed = [1 - draws / self.degree.clamp(min=1e-12) for draws in self.draws]
+        drawn = [self.degree * (1 - each**self.training.num_epochs) for each in missed]
+        return self._hops(self.train_share, drawn)[-1]
+
     def windows(self, totals: Mapping[str, float]) -> macro_plan.Facts:
         """As ``macro_auto.gather_facts`` finds them; a forecast puts its own seconds in."""
         training, inputs, hops = self.training, self.training.inputs, len(self.draws)
-        names = [(self.hops[-1].others, self.num_parts - 1, f"others {hops}")]
+        last, reached, foreseen = self.hops[-1], self._reached(), self.totals()
+        names = [(last.others, reached.others, self.num_parts - 1, f"others {hops}")]
         if not inputs.are_read_in_place:
-            names.append((self.hops[-1].own, 1, f"own {hops}"))
+            names.append((last.own, reached.own, 1, f"own {hops}"))
         hazards, counts = [], []
-        for likely, times, name in names:
-            hazards.append(-torch.log1p(-likely.clamp(max=1 - 1e-12)))
-            counts.append(self.nodes / self.num_parts * times * _ratio(totals[name], self.totals()[name]))
+        for mean, share, times, name in names:
+            likely = (mean / share.clamp(min=1e-12)).clamp(max=1 - 1e-12)
+            hazards.append(-torch.log1p(-likely))
+            nodes = share * self.nodes / self.num_parts * times
+            counts.append(nodes * _ratio(totals[name], foreseen[name]))
         reuse = Reuse(torch.cat(hazards).clamp(min=1e-15), torch.cat(counts))
         structure = sum(
             ID_BYTES * totals[f"others {at}"] + 4 * totals[f"others' edges {at}"] for at in range(1, hops)
@@ -357,6 +379,7 @@ class _Drawn:
         edges = sum(totals[f"own edges {at}"] + totals[f"others' edges {at}"] for at in range(hops))
         held = 4 * edges + NODE_BYTES * (totals[f"own {hops}"] + totals[f"others {hops}"])
         width = inputs.num_features if inputs.row_length is None else 2 * round(inputs.row_length) + 2
+        others = Reuse(hazards[0].clamp(min=1e-15), counts[0])
         pool, sizes = pool_row_bytes(training.layout, width, 4), bucket_sizes(training.weights)
         gradients = account_gradients(sizes, training.value_bytes, self.num_parts, rank=0).total_bytes
         is_small = is_summed_everywhere(max(sizes) * training.value_bytes, self.num_parts)
@@ -376,6 +399,7 @@ class _Drawn:
             num_epochs=training.num_epochs,
             num_rounds=4 * hops,
             is_overlapped=training.prefetch > 0,
+            crossing=others if len(names) > 1 else None,
         )
 
 

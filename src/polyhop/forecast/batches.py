@@ -36,6 +36,8 @@ _SHARED_ROUND_S = (
 _SPARSE = 6.0  # times as long to put together a byte of sparse rows
 _ROW_PASSES = 4  # over a row of a window: read, sent, received, stored
 _WINDOW_S = 2.2e-3  # of a window, for each hop and peer: 20 ms with 3 hops between 4 ranks
+_ALL = ("data", "split", "pushpull")
+_WITHOUT_LISTS = ("data",)  # asks for what is drawn, and for nothing else of a part; so do windows
 _BOUNDS = {
     "compute": "the cores are busy",
     "link": "the links are busy",
@@ -55,6 +57,7 @@ def predictions(question: Question) -> Iterator[Prediction]:
         flows.num_hops,
         has_cache=question.training.cache_bytes > 0,
         by_columns=shape.push is not None and not question.training.inputs.row_length,
+        strategies=_WITHOUT_LISTS if question.training.inputs.are_computed else _ALL,
     )
     for variant in among:
         yield _of_variant(question, flows, shape, rates, variant)
@@ -241,7 +244,10 @@ def _single(question: Question, flows: Flows, shape: Shape, rates: Rates) -> Pre
     works = _works(question, flows, shape, variant)
     taken = seconds(_with_ends(question, works), rates)
     memory = batches_memory(question, flows, variant)
-    return _prediction(question, "single", "single", {}, taken, works, memory)
+    name = (
+        "data" if question.training.inputs.are_computed else "single"
+    )  # such graphs are made by ranks alone
+    return _prediction(question, name, name, {}, taken, works, memory)
 
 
 def _macro(question: Question, flows: Flows, shape: Shape, num_batches: int | None = None) -> Prediction:
@@ -254,7 +260,7 @@ def _macro(question: Question, flows: Flows, shape: Shape, num_batches: int | No
     compute, loading = facts.compute_s * steps, max(0.0, choice.seconds - facts.compute_s * steps)
     busiest = max(data, key=lambda work: work.cost.total_bytes)
     sent = dict((busiest.cost * steps).bytes)
-    sent["features"] = choice.rows * facts.row_bytes
+    sent["features"] = macro_plan.sent_share(facts, choice.k) * choice.rows * facts.row_bytes
     pool_bytes = max(choice.memory_bytes, choice.slots * facts.pool_row_bytes)
     return Prediction(
         strategy="macro",
@@ -307,6 +313,8 @@ def _timed(question: Question, facts: macro_plan.Facts, works: Sequence[Work]) -
 def evaluation_s(question: Question) -> float:
     """Layer by layer over all rows, forward alone: a third of a step on the full graph."""
     training = question.training
+    if training.inputs.are_computed:
+        return 0.0
     each = Sizes(training.num_nodes, training.num_nodes, training.num_edges)
     total: Counts = training.counts.of([each] * training.counts.num_layers)
     return question.law.seconds(total) / 3 / question.num_ranks * question.slowed

@@ -252,6 +252,12 @@ def _batches(
         items["moments"] += dense  # made in every step
         items["loaded"] = ahead * (inputs + block) + (2 if question.num_ranks > 1 else 1) * inputs
     items["loaded"] += training.cache_bytes if variant.has_cache else 0.0
+    if training.inputs.are_computed:  # nobody is judged: there are train nodes alone
+        items["part"] += 16 * training.num_train
+        items["loaded"] += (
+            0.0 if window is not None else 2 * (1 + FREED) * inputs
+        )  # computed, and for others too
+        return _memory(question, items, {}, 0.0, part)
     if part is None:
         whole = LayerRows(training.num_nodes, training.num_nodes, training.num_edges)
         is_read = training.inputs.are_read_in_place or training.inputs.row_length is not None
@@ -309,12 +315,16 @@ def _fixed_sums(model: nn.Module) -> FixedAggregate | None:
 def _graph(question: Question) -> dict[str, float]:
     """A whole graph in one process."""
     training = question.training
+    if training.inputs.are_computed:
+        return {"part": 0.0, "inputs": 0.0}
     structure = 4.0 * training.num_edges + (8 + 4 + _LABELS) * training.num_nodes
     return {"part": structure, "inputs": training.num_nodes * training.inputs.row_bytes}
 
 
 def _own(question: Question, part: _Part) -> dict[str, float]:
     """A rank's share of it."""
+    if question.training.inputs.are_computed:
+        return {"part": 0.0, "inputs": 0.0, "fetched": 0.0}
     return {
         "part": part.structure + _LABELS * part.nodes,
         "inputs": part.nodes * question.training.inputs.row_bytes,
@@ -350,7 +360,7 @@ def _bounded(question: Question, layers: float) -> float:
 def _start(question: Question, part: _Part | None, *, is_first: bool = True) -> float:
     """While the graph is loaded, parts are made and one is cut out."""
     training, graph = question.training, sum(_graph(question).values())
-    if part is None:
+    if part is None or training.inputs.are_computed:
         return graph
     if not training.loads_whole or question.sight.is_alike:
         return part.structure

@@ -176,10 +176,11 @@ def look(line: Collective, graph: SharedGraph, training: Training) -> Sight:
 
 def caches_to_compare(training: Training, num_ranks: int) -> list[int]:
     """Bytes of some, where the user leaves it open: of shares of the rows of others, dense ones."""
-    if training.cache_bytes or num_ranks == 1 or training.inputs.row_length is not None:
+    inputs = training.inputs
+    if training.cache_bytes or num_ranks == 1 or inputs.row_length is not None or inputs.are_computed:
         return []
     others = training.num_nodes * (1 - 1 / num_ranks)
-    return [round(share * others) * (8 + 4 * training.inputs.num_features) for share in _CACHED]
+    return [round(share * others) * (8 + 4 * inputs.num_features) for share in _CACHED]
 
 
 def _cut(part: Part, line: Collective) -> Cut:

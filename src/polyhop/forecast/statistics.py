@@ -72,6 +72,7 @@ class GraphStatistics:
     seen: Sequence[Seen] = ()
     name: str = "graph"
     partitioner: str = ""  # that halo was measured with
+    is_computed: bool = False  # edges and rows are, when they are read: nothing of them is held
 
     def __post_init__(self) -> None:
         for name in ("num_nodes", "num_edges", "num_features", "num_classes"):

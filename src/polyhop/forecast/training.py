@@ -30,6 +30,7 @@ class Inputs:
     dtype: torch.dtype = torch.float32  # as stored
     row_length: float | None = None  # values of a sparse row, on average; None: dense
     has_scale: bool = False  # stored values are multiplied when they are read
+    are_computed: bool = False  # when they are read, and edges too: nothing of them is held
 
     @property
     def row_bytes(self) -> float:
@@ -41,7 +42,8 @@ class Inputs:
     @property
     def are_read_in_place(self) -> bool:
         """Whether steps read own rows where they lie."""
-        return self.row_length is None and self.dtype in (torch.float32, torch.float64) and not self.has_scale
+        is_as_read = self.dtype in (torch.float32, torch.float64) and not self.has_scale
+        return self.row_length is None and is_as_read and not self.are_computed
 
 
 @dataclass(frozen=True, eq=False)

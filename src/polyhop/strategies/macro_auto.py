@@ -89,10 +89,12 @@ def gather_facts(
     ``hops`` [L + 1] float64 [n, P]: how likely each own node is known to each rank's mini-batch after each hop.
     ``num_pinned``: rows that this rank keeps for good.
     """
-    everyone = reuse_of_ranks(hops[-1], line, has_own=has_own)
+    others = reuse_of_ranks(hops[-1], line)
+    everyone = reuse_of_ranks(hops[-1], line, has_own=True) if has_own else others
     counts = [1] * line.num_ranks
     kept = min(int(n) for n in line.all_gather(torch.tensor([num_pinned]), kind="sizes", counts=counts))
-    busiest = max(everyone, key=lambda reuse: reuse.distinct(1)).without(kept)
+    rank = max(range(line.num_ranks), key=lambda r: everyone[r].distinct(1))
+    busiest = everyone[rank].without(kept)
     link = measure_link(line)
     structure, edges, nodes = _sizes(hops, graph, num_neighbors, line)
     block_bytes = 4 * edges + NODE_BYTES * nodes
@@ -122,6 +124,7 @@ def gather_facts(
         is_delta=is_delta,
         is_sharing=is_sharing,
         crowding=max(1.0, crowding),
+        crossing=others[rank].without(kept) if has_own else None,
     )
 
 

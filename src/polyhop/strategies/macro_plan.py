@@ -41,6 +41,7 @@ __all__ = [
     "room",
     "rows",
     "seconds",
+    "sent_share",
     "slots",
 ]
 
@@ -74,6 +75,7 @@ class Facts:
     num_rounds: int | None = None  # exchanges that a window waits for one after the other; None: 2 L
     num_copies: float = 2.0  # of rows on their way: sent and received
     slots: int | None = None  # of a pool that is there already; None: as many as fit
+    crossing: Reuse | None = None  # of the rows those of other ranks, which are sent; None: all of them
     is_overlapped: bool = True  # a window loads while the one before trains
     is_delta: bool = True  # the pool keeps rows for later windows
     is_sharing: bool = False  # loading and training compete for one processor
@@ -157,6 +159,13 @@ def rows(facts: Facts, k: int) -> float:
     return (facts.reuse.distinct(k) + later) / facts.num_epochs
 
 
+def sent_share(facts: Facts, k: int) -> float:
+    """Of the rows that are fetched: others lie with the rank itself."""
+    if facts.crossing is None:
+        return 1.0
+    return min(1.0, facts.crossing.distinct(k) / max(facts.reuse.distinct(k), 1e-9))
+
+
 def seconds(facts: Facts, k: int) -> float:
     """Expected seconds of an epoch, the mean over the run."""
     run = sum(each.num_epochs * _epoch(facts, k, each) for each in _phases(facts, k))
@@ -184,12 +193,14 @@ def choose(facts: Facts) -> Choice:
 def revise(facts: Facts, measured: Measured) -> Facts:
     """The facts with what was measured in place of what was estimated; rows in proportion."""
     k = measured.k
-    reuse = facts.reuse
+    reuse, scale = facts.reuse, 1.0
     if measured.distinct_rows:
-        reuse = reuse.scaled(measured.distinct_rows / max(reuse.distinct(k), 1.0))
+        scale = measured.distinct_rows / max(reuse.distinct(k), 1.0)
+        reuse = reuse.scaled(scale)
     facts = replace(
         facts,
         reuse=reuse,
+        crossing=None if facts.crossing is None else facts.crossing.scaled(scale),
         compute_s=measured.compute_s or facts.compute_s,
         structure_bytes=measured.structure_bytes or facts.structure_bytes,
         block_bytes=measured.block_bytes or facts.block_bytes,
@@ -294,7 +305,7 @@ def _load_cpu(facts: Facts, k: int, new: float) -> float:
 
 
 def _load_bytes(facts: Facts, k: int, new: float) -> float:
-    return k * facts.structure_bytes + new * facts.row_bytes
+    return k * facts.structure_bytes + sent_share(facts, k) * new * facts.row_bytes
 
 
 def _load(facts: Facts, k: int, new: float) -> float:
