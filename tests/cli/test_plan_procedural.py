@@ -19,7 +19,7 @@ def test_a_terabyte_is_planned_without_being_made(polyhop) -> None:
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert shown.code == 0, shown.err
-    assert most < 50e6
+    assert most < 2e8
     assert {each["strategy"] for each in shown.json["ranked"]} == {"data", "macro"}
     assert "12,000,000,000 edges" in dict(shown.json["assumed"])["graph"]
     assert json.loads(Path("plan.json").read_text())["strategy"] in ("data", "macro")
