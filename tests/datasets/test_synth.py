@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+import polyhop
+from polyhop.datasets import sizes
 from polyhop.datasets.synth import PRESETS, generate, is_synthetic
 from polyhop.errors import DatasetError
 from polyhop.graph import DenseFeatures, Graph
@@ -185,3 +187,29 @@ def test_is_synthetic() -> None:
     assert not is_synthetic("synth")
     assert not is_synthetic("cora")
     assert not is_synthetic("folder/synth:arxiv")
+
+
+@pytest.mark.parametrize(
+    "name", ["synth:arxiv?scale=0.01", "rmat:?scale=9&features=8&classes=3", "sbm:?nodes=300"]
+)
+def test_rows_that_nobody_asks_for_are_not_made(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, about = polyhop.load(name), sizes(name)
+    monkeypatch.setattr("polyhop.datasets.synth.feature_rows", _refuse)
+    bare, again = polyhop.load(name, features="none"), sizes(name)
+    assert bare.x is None
+    assert torch.equal(bare.indptr, whole.indptr)
+    assert torch.equal(bare.indices, whole.indices)
+    assert torch.equal(bare.y, whole.y)
+    assert bare.split is not None
+    assert torch.equal(bare.split.train, whole.split.train)
+    assert about == again
+    assert again.num_features == whole.num_features
+
+
+def _refuse(*given: object, **named: object) -> None:
+    raise AssertionError("rows were made")
+
+
+def test_a_wrong_width_is_said_though_no_row_is_made() -> None:
+    with pytest.raises(DatasetError, match="features='many'"):
+        polyhop.load("sbm:?features=many", features="none")

@@ -89,6 +89,11 @@ def sizes(
         return headers.npz_sizes(path)
     if path is not None and path.is_dir() and folder.is_folder(path):
         return headers.folder_sizes(path)
+    if path is None:
+        graph = load(source, features="none")
+        return GraphSizes(
+            graph.name, graph.num_nodes, graph.num_edges, synth.num_features(source), graph.num_classes
+        )
     graph = load(source, data_dir=data_dir, nodes=nodes)
     return GraphSizes(graph.name, graph.num_nodes, graph.num_edges, graph.num_features, graph.num_classes)
 
@@ -160,7 +165,7 @@ def _cannot_map(path: Path) -> DatasetError:
 def _generate(text: str, data_dir: str | os.PathLike[str] | None, features: str, mmap: bool | None) -> Graph:
     """A generated graph; with ``mmap`` it is kept in a folder under data_dir and opened from there the next time."""
     if not mmap:
-        graph = synth.generate(text)
+        graph = synth.generate(text, has_features=features != "none")
         return replace(graph, x=as_features(graph.x, features))
     if data_dir is None:
         raise DatasetError("mmap=True with a generator needs data_dir, the folder to keep the graph in")

@@ -38,12 +38,14 @@ __all__ = [
     "generate",
     "is_procedural",
     "is_synthetic",
+    "num_features",
     "procedural_recipe",
     "published_sizes",
 ]
 
 _CHUNK = 1 << 20  # nodes per step where scratch memory grows with them
 _SCHEMES = ("synth", "rmat", "sbm")
+_WIDTHS = {"rmat": 0, "sbm": 32}  # columns, unless they are given
 _PROCEDURAL = "procedural"
 
 
@@ -82,11 +84,14 @@ def is_synthetic(source: str) -> bool:
     return source.split(":", 1)[0] in _SCHEMES and ":" in source
 
 
-def generate(source: str, *, features_file: Path | None = None) -> Graph:
+def generate(source: str, *, features_file: Path | None = None, has_features: bool = True) -> Graph:
     """The graph a generator's name describes. ``features_file``: write features there (.npy) and map them."""
     scheme, _, rest = source.partition(":")
     name, _, query = rest.partition("?")
     options = dict(parse_qsl(query, keep_blank_values=True))
+    if not has_features:
+        num_features(source)  # what is wrong with the number is said all the same
+        options["features"] = "0"
     if is_procedural(source):
         recipe, _ = procedural_recipe(source)
         raise DatasetError(
@@ -101,6 +106,14 @@ def generate(source: str, *, features_file: Path | None = None) -> Graph:
             f"{source!r}: {scheme}: takes only options, e.g. {scheme}:?seed=1; got name {name!r}"
         )
     return (_rmat if scheme == "rmat" else _sbm)(source, options, features_file)
+
+
+def num_features(source: str) -> int:
+    """Columns of the rows that a name such as ``sbm:?features=8`` asks for."""
+    scheme, _, rest = source.partition(":")
+    name, _, query = rest.partition("?")
+    usual = PRESETS[name].features if name in PRESETS else _WIDTHS.get(scheme, 0)
+    return _whole(source, dict(parse_qsl(query, keep_blank_values=True)), "features", usual, 0, 65536)
 
 
 def is_procedural(source: str) -> bool:
@@ -305,7 +318,7 @@ def _rmat(source: str, options: dict[str, str], file: Path | None) -> Graph:
             f"{source!r}: a + b + c = {a + b + c:g}; expected at most 1 (the fourth quadrant gets the rest)"
         )
     seed = _whole(source, options, "seed", 0, 0, 2**63)
-    width = _whole(source, options, "features", 0, 0, 65536)
+    width = _whole(source, options, "features", _WIDTHS["rmat"], 0, 65536)
     classes = _whole(source, options, "classes", 0, 0, 65536)
     signal = _number(source, options, "signal", 0.25, 0.0, 100.0)
     _no_more(source, options, "scale edge_factor a b c seed features classes signal")
@@ -332,7 +345,7 @@ def _sbm(source: str, options: dict[str, str], file: Path | None) -> Graph:
     p_in = _number(source, options, "p_in", min(1.0, 10 * classes / nodes), 0.0, 0.5)
     p_out = _number(source, options, "p_out", p_in / (4 * classes), 0.0, 0.5)
     seed = _whole(source, options, "seed", 0, 0, 2**63)
-    width = _whole(source, options, "features", 32, 0, 65536)
+    width = _whole(source, options, "features", _WIDTHS["sbm"], 0, 65536)
     signal = _number(source, options, "signal", 0.25, 0.0, 100.0)
     _no_more(source, options, "nodes classes p_in p_out seed features signal")
     start = tuple(c * nodes // classes for c in range(classes + 1))

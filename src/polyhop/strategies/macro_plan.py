@@ -2,7 +2,7 @@
 
 With k mini-batches to a window, nb to an epoch, U(m) distinct rows of m mini-batches (``sample/reuse.py``):
 
-    load(k)     rounds * latency + (k structure + sent new(k) row) / bandwidth + CPU of a window, of k batches, of new(k) rows;
+    load(k)     rounds * latency + (k structure + sent new(k) row) / bandwidth + CPU of a window, k batches, new(k) rows;
                 sent: of the rows those of other ranks
     new(k)      U(m + k) - U(m), the pool holding the rows of the last m mini-batches: U(m) = its slots, once it is full
     train(k)    k (compute + gradients)
