@@ -76,7 +76,7 @@ GROUND = {
         "work",
     },
     "comm": {"collective", "link", "store", "traffic"},
-    "sample": {"ahead", "batch", "neighbour", "part", "presample", "wire"},
+    "sample": {"ahead", "batch", "lane", "neighbour", "part", "presample", "wire"},
     "exchange": {
         "codec",
         "columns",
@@ -176,6 +176,7 @@ GROUND = {
         "pipeline_stage",
         "pipeline_ways",
         "pipeline_weights",
+        "placed",
         "pushpull_cost",
         "serverless_books",
         "serverless_cost",

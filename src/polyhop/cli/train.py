@@ -167,7 +167,8 @@ def command(
     device_cache: Annotated[
         str | None,
         typer.Option(
-            help="Strategy split: memory of the device for each rank's own hot rows, such as 4GB.",
+            help="Memory of the device for input rows that are read most, such as 4GB: in strategy split of each rank's "
+            "own; in strategy single on a GPU of the graph, where mini-batches are then drawn, too.",
             rich_help_panel="Ranks",
         ),
     ] = None,

@@ -7,6 +7,7 @@ from polyhop.graph.fingerprint import fingerprint_graph
 from polyhop.graph.graph import Graph, Split, dense_features
 from polyhop.graph.halo_block import Channel, HaloBlock, Reader, Sizes, Sums
 from polyhop.graph.part import AnyPart, GraphFacts, Labels, Part, SharedGraph
+from polyhop.graph.placed import PlacedFeatures
 from polyhop.graph.pooled import PooledRows
 from polyhop.graph.procedural import ProceduralPart, materialise, procedural_share
 
@@ -24,6 +25,7 @@ __all__ = [
     "Labels",
     "MatrixFeatures",
     "Part",
+    "PlacedFeatures",
     "PooledRows",
     "ProceduralPart",
     "ReadCounts",

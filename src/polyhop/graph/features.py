@@ -175,7 +175,9 @@ class SparseFeatures:
     def gather(self, ids: Tensor) -> SparseRows:
         start = self.rows.indptr[ids]
         counts = self.rows.indptr[ids + 1] - start
-        indptr = torch.zeros(ids.numel() + 1, dtype=torch.int64)
+        indptr = torch.zeros(ids.numel() + 1, dtype=torch.int64, device=ids.device)
         torch.cumsum(counts, 0, out=indptr[1:])
-        take = torch.arange(int(indptr[-1])) + torch.repeat_interleave(start - indptr[:-1], counts)
+        num = int(indptr[-1])
+        shift = torch.repeat_interleave(start - indptr[:-1], counts, output_size=num)
+        take = torch.arange(num, device=ids.device) + shift
         return SparseRows(indptr, self.rows.indices[take], self.rows.values[take], self.num_features, ids)

@@ -113,6 +113,15 @@ class Graph:
         """int64 [2, E]: sources and destinations, as PyG has them, grouped by destination."""
         return torch.stack([self.indices.long(), self.destinations])
 
+    def to(self, device: torch.device | str) -> Graph:
+        """Edges, labels and what follows from them on another device; features and splits stay where they are."""
+        names = ("indptr", "indices", "y", "edge_weight")
+        moved: dict[str, Any] = {name: _moved(getattr(self, name), device) for name in names}
+        made = replace(self, **moved)
+        for name in ("in_weight", "loop_weight"):  # as they are summed here
+            vars(made)[name] = _moved(getattr(self, name), device)
+        return made
+
     def __repr__(self) -> str:
         return (
             f"Graph({self.name!r}, nodes={self.num_nodes:,}, edges={self.num_edges:,}, "
@@ -212,6 +221,10 @@ class Graph:
             split = Split.of(indptr.numel() - 1, train, val, test)
         graph = cls(indptr, indices, store, labels, split, weight, classes, name, metric, dict(meta or {}))
         return graph.check(duplicates=duplicates)
+
+
+def _moved(tensor: Tensor | None, device: torch.device | str) -> Tensor | None:
+    return None if tensor is None else tensor.to(device)
 
 
 def _tensor(name: str, given: ArrayLike) -> Tensor:

@@ -53,18 +53,19 @@ def sum_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
-def _destinations(indptr: Tensor) -> Tensor:
-    """int64 [E]: destination of each edge."""
+def _destinations(indptr: Tensor, num_edges: int | None = None) -> Tensor:
+    """int64 [E]: destination of each edge; told how many there are, nothing waits for a device."""
     counts = indptr[1:] - indptr[:-1]
-    return torch.repeat_interleave(torch.arange(counts.numel(), device=indptr.device), counts)
+    rows = torch.arange(counts.numel(), device=indptr.device)
+    return torch.repeat_interleave(rows, counts, output_size=num_edges)
 
 
 def transpose(indptr: Tensor, indices: Tensor, num_src: int) -> tuple[Tensor, Tensor, Tensor]:
     """Edges grouped by source: (indptr int64 [S + 1], destinations [E], edge positions [E]), stable."""
-    order = torch.sort(indices, stable=True).indices
-    t_indptr = torch.zeros(num_src + 1, dtype=torch.int64, device=indices.device)
-    torch.cumsum(torch.bincount(indices, minlength=num_src), 0, out=t_indptr[1:])
-    return t_indptr, _destinations(indptr)[order].to(indices.dtype), order.to(indices.dtype)
+    sources, order = torch.sort(indices, stable=True)
+    rows = torch.arange(num_src + 1, dtype=indices.dtype, device=indices.device)
+    t_indptr = torch.searchsorted(sources, rows)  # a count of each source would wait for a device
+    return t_indptr, _destinations(indptr, indices.numel())[order].to(indices.dtype), order.to(indices.dtype)
 
 
 def spmm(

@@ -53,6 +53,7 @@ class Sampler:
 
     indptr int64 [N + 1], indices int32 or int64 [E]: in-edges in CSC. ``keep_edges`` also returns edge positions. ``table``
     is how nodes get their rows: ``dense`` (4 bytes per node of the graph), ``hash`` (memory follows the batch), ``auto``.
+    With indptr on a CUDA device, indices may be there too or in pinned memory of the host.
     """
 
     _first_mark = 0  # tests begin close to where the tables' marks run out
@@ -69,11 +70,18 @@ class Sampler:
         self._rows: Any = None  # on a CUDA device: the table of nodes' rows
 
     def sample(
-        self, seeds: Tensor, fanouts: Sequence[int], keys: Sequence[int], *, method: str = "uniform"
+        self,
+        seeds: Tensor,
+        fanouts: Sequence[int],
+        keys: Sequence[int],
+        *,
+        method: str = "uniform",
+        are_checked: bool = False,
     ) -> Sampled:
         """The layers that reach distinct ``seeds`` (int64 [B]).
 
-        One fan-out (-1 = all) and one 64-bit key per hop (or ``Variates``), from the seeds outward.
+        One fan-out (-1 = all) and one 64-bit key per hop (or ``Variates``), from the seeds outward. ``are_checked``: seeds
+        are known to be distinct nodes of the graph, so that a device need not be waited for.
         """
         fanouts = check_fanouts(fanouts)
         checks.require(
@@ -85,7 +93,10 @@ class Sampler:
         )
         if method not in METHODS:
             raise ConfigError(unknown("sampling method", method, METHODS))
-        if device.serves(self._indptr, self._indices, seeds):
+        is_apart = self._indptr.is_cuda and self._indices.is_cpu
+        if device.serves(self._indptr, None if is_apart else self._indices, seeds):
+            if not are_checked:
+                _check_seeds(seeds, self._indptr.numel() - 1)
             return self._sample_device(seeds.contiguous(), fanouts, keys, method)
         if not native.serves(self._indptr, self._indices, seeds, op="ph_sample_hops"):
             keep = self._keep_edges
@@ -99,10 +110,8 @@ class Sampler:
     ) -> Sampled:
         from polyhop.kernels.triton import relabel, sample
 
-        nodes = self._indptr.numel() - 1
-        _check_seeds(seeds, nodes)
         if self._rows is None:
-            self._rows = relabel.Table(nodes, seeds.device)
+            self._rows = relabel.Table(self._indptr.numel() - 1, seeds.device)
         ids, layers = seeds, []
         for fanout, key in zip(fanouts, keys, strict=True):
             if method == "uniform" and 0 < fanout <= sample.MOST:
@@ -111,9 +120,19 @@ class Sampler:
                 ends, edge = reference.draw(
                     self._indptr, self._indices, ids, fanout, key, ids=ids, method=method
                 )
-            ids, local = self._rows.relabel(ids, self._indices[edge].long())
+            ids, local = self._rows.relabel(ids, self._sources(edge).long())
             layers.append(SampledLayer(ends, local, edge if self._keep_edges else None, ids.numel()))
         return Sampled(ids, (self._indptr[ids + 1] - self._indptr[ids]).to(torch.int32), tuple(layers))
+
+    def _sources(self, edge: Tensor) -> Tensor:
+        """[E]: sources of edges, each read alone where they are in memory of the host."""
+        if self._indices.device == edge.device:
+            return self._indices[edge]
+        from polyhop.kernels.triton import gather
+
+        found = torch.empty(edge.numel(), 1, dtype=self._indices.dtype, device=edge.device)
+        gather.gather_rows(self._indices[:, None], None, edge, None, found)
+        return found[:, 0]
 
     def _sample_native(
         self, seeds: Tensor, fanouts: Sequence[int], keys: Sequence[int], method: int

@@ -3,27 +3,37 @@
 Threads suffice because the native calls release the GIL; results come in step order and do not depend on how many threads
 there are. At most ``prefetch`` mini-batches exist beside the one in use.
 
+With ``device``, mini-batches come on that device, ready for what the caller launches there: of a graph that lies there they
+are drawn and gathered by it, of others copied to it, on a stream of their own while the step before is computed.
+
 Legend: N nodes, B seeds of a step, S input nodes of a mini-batch, F features, C classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from polyhop.errors import ConfigError, InputError
+from polyhop.graph.block import Block
 from polyhop.graph.features import DenseFeatures, SparseRows
 from polyhop.graph.graph import Graph
 from polyhop.kernels import Key, Purpose, gather_rows, random_u32
 from polyhop.sample.ahead import ahead
 from polyhop.sample.batch import MiniBatch
+from polyhop.sample.lane import Lane
 from polyhop.sample.neighbour import NeighbourSampler
 from polyhop.trace import NO_TRACE, Trace
 
 __all__ = ["Loaded", "NeighborLoader"]
+
+T = TypeVar("T")
+R = TypeVar("R", Block, SparseRows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +52,7 @@ class NeighborLoader:
 
     ``num_neighbors``: fan-outs from the seeds outward, -1 = all. The order of an epoch is a pure function of (seed, epoch),
     its mini-batches of (seed, epoch, step). ``num_workers`` threads work ahead; 0 works inside the caller's ``next``.
+    ``device``: where mini-batches are wanted; None = where the graph is, which may be a device.
     ``in_place``: where the features are one float matrix in memory, x is that matrix and the first block's ``rows`` say
     which rows its sources are, so that the first layer reads them where they lie; elsewhere rows are gathered as usual.
     """
@@ -62,6 +73,7 @@ class NeighborLoader:
         in_place: bool = False,
         method: str = "uniform",
         dependence: int = 1,
+        device: torch.device | None = None,
         trace: Trace = NO_TRACE,
     ) -> None:
         _at_least("batch_size", batch_size, 1)
@@ -76,8 +88,9 @@ class NeighborLoader:
         )
         self.pool = _pool(graph) if in_place else None
         self.sampler = NeighbourSampler(graph, num_neighbors, seed=seed, method=method, dependence=dependence)
-        self.input_nodes = _input_nodes(graph, input_nodes)
+        self.input_nodes = _input_nodes(graph, input_nodes).to(graph.indptr.device)
         self.trace = trace
+        self._lane = None if device is None else Lane(device)
 
     def __len__(self) -> int:
         """Steps of one epoch."""
@@ -102,13 +115,32 @@ class NeighborLoader:
             return self._load(order[step * self.batch_size : (step + 1) * self.batch_size], epoch, step)
 
         steps = range(start_step, len(self))
+        if self._lane is not None:
+            return self._handed_over(load, steps, self._lane)
+        return self._ahead(load, steps)
+
+    def _ahead(self, load: Callable[[int], T], steps: range) -> Iterator[T]:
         if self.num_workers == 0:
             return map(load, steps)
         return ahead(load, steps, self.num_workers, self.prefetch)
 
+    def _handed_over(self, load: Callable[[int], Loaded], steps: range, lane: Lane) -> Iterator[Loaded]:
+        """The same, made beside what the caller launches."""
+        lane.follow()
+
+        def launched(step: int) -> tuple[Loaded, Any]:
+            with lane.work():
+                made = _brought(load(step), lane.device)
+            return made, lane.mark()
+
+        with closing(_closable(self._ahead(launched, steps))) as source:
+            for made, mark in source:
+                lane.hand_over(mark, _tensors(made))
+                yield made
+
     def _load(self, seeds: Tensor, epoch: int, step: int) -> Loaded:
         with self.trace.span("sample", epoch=epoch, step=step):
-            batch = self.sampler.sample(seeds, epoch, step)
+            batch = self.sampler.sample(seeds, epoch, step, are_checked=True)
         with self.trace.span("load", epoch=epoch, step=step):
             graph = self.graph
             x: Tensor | SparseRows | None = self.pool
@@ -128,6 +160,42 @@ def _pool(graph: Graph) -> Tensor | None:
     if not isinstance(x, DenseFeatures) or x.scale is not None or x.is_mapped:
         return None
     return x.values if x.values.dtype in (torch.float32, torch.float64) else None
+
+
+def _brought(loaded: Loaded, device: torch.device) -> Loaded:
+    """The same on a device, by copies that nobody waits for."""
+
+    def brought(tensor: Tensor) -> Tensor:
+        if tensor.device == device:
+            return tensor
+        return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
+
+    batch = loaded.batch
+    blocks = tuple(_each(block, brought) for block in batch.blocks)
+    x = loaded.x
+    if x is not None:
+        x = brought(x) if isinstance(x, Tensor) else _each(x, brought)
+    y = None if loaded.y is None else brought(loaded.y)
+    return Loaded(MiniBatch(batch.step, brought(batch.seeds), blocks), x, y)
+
+
+def _each(record: R, brought: Callable[[Tensor], Tensor]) -> R:
+    """A record (Block, SparseRows) of other tensors; itself, and what it keeps, if they are the same."""
+    given = {name: value for name, value in vars(record).items() if isinstance(value, Tensor)}
+    moved: dict[str, Any] = {name: brought(value) for name, value in given.items()}
+    if all(moved[name] is given[name] for name in given):
+        return record
+    return replace(record, **moved, _cache={})
+
+
+def _tensors(loaded: Loaded) -> Iterator[Tensor]:
+    for record in (*loaded.batch.blocks, loaded.batch, loaded, loaded.x):
+        yield from (value for value in getattr(record, "__dict__", {}).values() if isinstance(value, Tensor))
+
+
+def _closable(source: Iterator[T]) -> Any:
+    """The iterator, with a ``close`` even if it has none."""
+    return source if hasattr(source, "close") else (each for each in source)
 
 
 def _at_least(name: str, value: int, least: int) -> None:

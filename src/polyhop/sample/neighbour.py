@@ -48,12 +48,12 @@ class NeighbourSampler:
         self._in_weight, self._loop_weight = graph.in_weight, graph.loop_weight
         self._idle: deque[Sampler] = deque()
 
-    def sample(self, seeds: Tensor, epoch: int, step: int) -> MiniBatch:
-        """The mini-batch of distinct ``seeds`` (int64 [B]) at this epoch and step."""
+    def sample(self, seeds: Tensor, epoch: int, step: int, *, are_checked: bool = False) -> MiniBatch:
+        """The mini-batch of distinct ``seeds`` (int64 [B]) at this epoch and step; ``are_checked``: they are known to be."""
         key = Key(self.seed, epoch, step)
         keys = [sample_key(key, hop, self.dependence) for hop in range(len(self.num_neighbors))]
         sampler = self._take()
-        drawn = sampler.sample(seeds, self.num_neighbors, keys, method=self.method)
+        drawn = sampler.sample(seeds, self.num_neighbors, keys, method=self.method, are_checked=are_checked)
         self._idle.append(sampler)
         return MiniBatch(step, seeds, tuple(reversed(self._blocks(drawn))))
 

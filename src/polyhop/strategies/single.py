@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from polyhop.errors import ConfigError, UnsupportedError
@@ -23,12 +24,16 @@ from polyhop.nn.model import Model
 from polyhop.nn.rows import Rows
 from polyhop.sample import Loaded, NeighborLoader
 from polyhop.strategies.inputs import AggregatedInputs, aggregated_inputs
-from polyhop.strategies.step import Loss, Step, Team, WholeGraph, as_layered, forward_of
+from polyhop.strategies.placed import Placed, place_graph
+from polyhop.strategies.step import Loss, Placement, Step, Team, WholeGraph, as_layered, forward_of
 from polyhop.trace import NO_TRACE, Trace
 
 __all__ = ["NAME", "Config", "build"]
 
 NAME = "single"
+_SHARE = (
+    0.5  # of a device's free memory for the graph and its input rows: the rest is for what a step computes
+)
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,7 @@ class Config:
     seed: int = 0
     aggregate_inputs: bool = False  # sums of the first layer stored once: one hop less
     spill_dir: str | Path | None = None
+    device_room: int | None = None  # bytes of a device for input rows, where it draws mini-batches; None: the CPU does
 
 
 def build(
@@ -85,6 +91,9 @@ def build(
         inputs = aggregated_inputs(model, graph, fan_outs, dtype, spill_dir=config.spill_dir)
         assert isinstance(inputs.graph, Graph)
         graph, fan_outs = inputs.graph, inputs.num_neighbors
+    placed = _placed(graph, fan_outs, train_ids, config, whole.placement)
+    if placed is not None:
+        graph = placed.graph
     loader = NeighborLoader(
         graph,
         fan_outs,
@@ -94,19 +103,49 @@ def build(
         seed=config.seed,
         num_workers=config.num_workers,
         prefetch=config.prefetch,
-        in_place=inputs is None and _reads_pool(model, whole),
+        in_place=inputs is None and _reads_pool(model, graph, whole.placement),
         method=config.sampler,
         dependence=config.labor_dependence,
+        device=None if placed is None else whole.placement.device,
         trace=trace,
     )
-    return _MiniBatch(model, loader, whole, loss, terms_per_row, inputs)
+    notes = [] if inputs is None else [inputs.note]
+    notes += [] if placed is None else [placed.note]
+    return _MiniBatch(model, loader, whole, loss, terms_per_row, inputs, notes)
 
 
-def _reads_pool(model: nn.Module, whole: WholeGraph) -> bool:
+def _placed(
+    graph: Graph, fan_outs: Sequence[int], train_ids: Tensor, config: Config, placement: Placement
+) -> Placed | None:
+    """The graph on the device, where that was asked for; else mini-batches are drawn on the CPU and copied."""
+    room, device = config.device_room, placement.device
+    if room is None or (room == 0 and device.type == "cpu"):
+        return None
+    if device.type == "cpu":
+        raise ConfigError(
+            "device_cache with strategy 'single' on the CPU: rows are read where they are; leave it out, or give "
+            "device='cuda'"
+        )
+    free, _ = torch.cuda.mem_get_info(device)
+    placed = place_graph(
+        graph, device, int(_SHARE * free), cache=room, train_ids=train_ids, batch_size=config.batch_size,
+        num_neighbors=fan_outs,
+    )  # fmt: skip
+    if placed is None:
+        raise ConfigError(
+            f"device_cache={room:,} bytes: {graph.name!r} cannot be on {device}: its lists need to fit half of the "
+            f"{free / 1e9:.1f} GB that are free there, its features to be in memory, sparse ones to fit whole; leave "
+            "device_cache out"
+        )
+    return placed
+
+
+def _reads_pool(model: nn.Module, graph: Graph, placement: Placement) -> bool:
     """Whether input rows can be read where they lie: our models take a pool; another device or dtype needs copies."""
-    placement, x = whole.placement, whole.graph.x
-    is_as_stored = isinstance(x, DenseFeatures) and x.values.dtype == placement.dtype
-    return isinstance(model, Model) and placement.device.type == "cpu" and is_as_stored
+    x = graph.x
+    if not isinstance(model, Model) or not isinstance(x, DenseFeatures) or x.values.dtype != placement.dtype:
+        return False
+    return x.values.device == placement.device
 
 
 class _Stateless:
@@ -163,10 +202,11 @@ class _MiniBatch(_Stateless):
         whole: WholeGraph,
         loss: Loss,
         terms_per_row: int,
-        inputs: AggregatedInputs | None = None,
+        inputs: AggregatedInputs | None,
+        notes: list[str],
     ) -> None:
         self._forward, self._loader, self._loss = forward_of(model), loader, loss
-        self._inputs, self.notes = inputs, [] if inputs is None else [inputs.note]
+        self._inputs, self.notes = inputs, notes
         self._placement, self._terms_per_row = whole.placement, terms_per_row
 
     @property

@@ -98,7 +98,8 @@ class Config:
         1  # of strategy "data": neighbouring ranks that share one cache, its rows striped over them
     )
     device_cache: int | str | None = (
-        None  # bytes of its own rows that each rank of strategy "split" keeps where it computes; None = none
+        None  # bytes of own rows kept where computing is: by each rank of strategy "split", or by "single" on a device, which then
+        # draws mini-batches itself; None = none
     )
     per_minibatch_rpc: bool = False  # the DistDGL-like baseline of strategy "data"
     aggregate_inputs: bool = (
@@ -301,7 +302,7 @@ class Config:
                 f"stages={self.stages} with strategy {self.strategy!r}: strategy 'pipeline' alone has stages of layers: "
                 "give --strategy pipeline, or leave stages out"
             )
-        if self.device_cache_bytes and self.strategy not in ("split", "auto"):
+        if self.device_cache_bytes and self.strategy not in ("split", "single", "auto"):
             raise ConfigError(
                 f"device_cache={self.device_cache} with strategy {self.strategy!r}: ranks load their own rows alone in "
                 "strategy 'split': give --strategy split, or leave device_cache out (cache keeps rows of other ranks)"
@@ -333,6 +334,11 @@ class Config:
     @property
     def device_cache_bytes(self) -> int:
         return self._budget("device_cache")
+
+    @property
+    def device_room(self) -> int | None:
+        """Bytes of a device that draws mini-batches for input rows; None = the CPU draws them."""
+        return None if self.device_cache is None else self.device_cache_bytes
 
     def _budget(self, name: str) -> int:
         """Bytes of a cache, which may be none."""
