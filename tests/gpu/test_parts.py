@@ -55,7 +55,12 @@ def assert_same(expected: dict[str, Tensor], found: dict[str, Tensor]) -> None:
 
 @pytest.mark.parametrize(
     ("strategy", "options"),
-    [("data", {}), ("data", {"cache": 2000}), ("macro", {"macro": 2}), ("macro", {"aggregate_inputs": False})],
+    [
+        ("data", {}),
+        ("data", {"cache": 2000}),
+        ("macro", {"macro": 2}),
+        ("macro", {"aggregate_inputs": False}),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("name", MODELS)

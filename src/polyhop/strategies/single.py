@@ -49,7 +49,9 @@ class Config:
     seed: int = 0
     aggregate_inputs: bool = False  # sums of the first layer stored once: one hop less
     spill_dir: str | Path | None = None
-    device_room: int | None = None  # bytes of a device for input rows, where it draws mini-batches; None: the CPU does
+    device_room: int | None = (
+        None  # bytes of a device for input rows, where it draws mini-batches; None: the CPU does
+    )
 
 
 def build(
