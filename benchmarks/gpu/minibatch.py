@@ -1,6 +1,6 @@
-"""A mini-batch epoch on the device: polyhop is charged for everything, PyG for its copies, forward, backward and update only.
+"""A mini-batch epoch on the device: polyhop is charged for everything, PyG for its copies, forward, backward and update.
 
-PyG's samplers are not on that machine: it gets mini-batches that were drawn before, the same trimmed layers, in pinned memory.
+PyG's samplers are not on that machine: it gets mini-batches that were drawn before, the same layers, in pinned memory.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CACHE = {"device": "10GB", "host": "0"}  # of input rows on the device
 
 
 def run(*, is_quick: bool) -> Iterator[Figure]:
-    """``minibatch_vs_pyg``, features on the device and on the host; ``minibatch_idle``: share of an epoch without a kernel."""
+    """``minibatch_vs_pyg``, features on the device and on the host; ``minibatch_idle``: share of time without a kernel."""
     graph = _graph("products?scale=0.1" if is_quick else "products")
     print("  " + describe(graph), flush=True)
     prepared = _prepared(graph, 4 if is_quick else PREPARED)

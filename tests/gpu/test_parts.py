@@ -1,5 +1,5 @@
-"""Strategies ``data`` and ``macro`` with four virtual ranks (threads) on one CUDA device, and every strategy over nccl with one
-rank: the values of one process on the CPU.
+"""Strategies ``data`` and ``macro`` with four virtual ranks (threads) on one CUDA device, and every strategy over nccl with
+one rank: the values of one process on the CPU.
 """
 
 from __future__ import annotations
