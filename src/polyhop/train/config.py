@@ -98,8 +98,8 @@ class Config:
         1  # of strategy "data": neighbouring ranks that share one cache, its rows striped over them
     )
     device_cache: int | str | None = (
-        None  # bytes of own rows kept where computing is: by each rank of strategy "split", or by "single" on a device, which
-        # then draws mini-batches, too; None = none
+        None  # bytes of own rows kept where computing is: by each rank of strategy "split", or by "single" on a device,
+        # which then draws mini-batches, too; None = none
     )
     per_minibatch_rpc: bool = False  # the DistDGL-like baseline of strategy "data"
     aggregate_inputs: bool = (
