@@ -31,7 +31,7 @@ def _bits(kind: int) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("width", [0, 1, 16, 100, 130])
+@pytest.mark.parametrize("width", [0, 1, 16, 100, 130, 256])
 @pytest.mark.parametrize("kind", [0, 2, 4, 8])
 def test_bytes_and_rows_of_the_host(
     device: torch.device, poison: None, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, width: int, kind: int
@@ -64,6 +64,39 @@ def _check(device: torch.device, monkeypatch: pytest.MonkeyPatch, h: Tensor, bit
             torch.testing.assert_close(ours, theirs)
         else:
             assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("kind", [0, 2, 4, 8, 16, 32])
+def test_a_message_may_begin_anywhere(device: torch.device, kind: int) -> None:
+    """Words of several bytes are read at once only where they lie at multiples of their size."""
+    h, bits = _rows(64, torch.float32).to(device), _bits(kind).to(device)
+    message = quantise_rows(h, bits, KEY)
+    aligned = dequantise_rows(message, bits, 64)
+    for before in (1, 2, 4):
+        moved = torch.cat([message.new_zeros(before), message])[before:]
+        assert moved.data_ptr() % 4 == before % 4
+        assert torch.equal(dequantise_rows(moved, bits, 64), aligned)
+
+
+@pytest.mark.parametrize("width", [2, 4, 8])
+def test_steps_are_the_smallest_that_reach_the_top(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:  # fmt: skip
+    """Spans at whole multiples of a bfloat16, and a hair beside them: where the next step begins, on every device alike."""
+    gen = torch.Generator().manual_seed(width)
+    steps = (1 + torch.randint(128, (400,), generator=gen) / 128) * 2.0 ** torch.randint(
+        -40, 40, (400,), generator=gen
+    )
+    top = steps.double() * (2**width - 1)
+    hair = torch.tensor([0.0, 2.0**-23, -(2.0**-23), 2.0**-30, 2.0**-60])[torch.arange(400) % 5].double()
+    low = torch.where(
+        torch.arange(400) % 2 == 0, 0.0, -top * hair.abs()
+    )  # so small that it may vanish beside the top
+    h = torch.stack([low, top * (1 + hair), top / 3, low], 1).float()
+    bits = torch.full((400,), width, dtype=torch.uint8)
+    ours = quantise_rows(h.to(device), bits.to(device), KEY)
+    monkeypatch.setenv("POLYHOP_KERNELS", "native")
+    assert torch.equal(ours.cpu(), quantise_rows(h, bits, KEY))
 
 
 def test_what_cannot_be_sent_is_named(device: torch.device) -> None:

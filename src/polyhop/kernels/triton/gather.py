@@ -30,7 +30,7 @@ def _gather(
     wanted, col_ok = place < num_wanted, col < units * UNIT
     row = tl.load(ids + place, mask=wanted, other=0)
     is_good = (row >= 0) & (row < num_rows)
-    tl.atomic_min(bad + place * 0, place, mask=wanted & (is_good == 0))
+    tl.atomic_min(bad + place * 0, place, mask=wanted & (is_good == 0), sem="relaxed")
     ok = (wanted & is_good)[:, None] & col_ok[None, :]
     at = row[:, None] * (units * UNIT) + col[None, :]
     if second is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["key_words", "lane_of", "lanes_of_groups", "philox", "philox_of_ids"]
+__all__ = ["key_words", "lane_of", "lanes_of_groups", "lanes_of_words", "philox", "philox_of_ids"]
 
 
 def key_words(key: int) -> tuple[int, int]:
@@ -25,11 +25,9 @@ def philox(k0, k1, c0, c1, c2, c3):
     W0: tl.constexpr = 0x9E3779B9
     W1: tl.constexpr = 0xBB67AE85
     for _ in tl.static_range(10):
-        a0, a2 = c0, c2
-        c0 = tl.umulhi(M1, a2) ^ c1 ^ k0
-        c2 = tl.umulhi(M0, a0) ^ c3 ^ k1
-        c1 = tl.mul(M1, a2, sanitize_overflow=False)
-        c3 = tl.mul(M0, a0, sanitize_overflow=False)
+        p0, p1 = c0.to(tl.uint64) * M0, c2.to(tl.uint64) * M1  # one instruction each
+        c0, c1 = (p1 >> 32).to(tl.uint32) ^ c1 ^ k0, p1.to(tl.uint32)
+        c2, c3 = (p0 >> 32).to(tl.uint32) ^ c3 ^ k1, p0.to(tl.uint32)
         k0 = tl.add(k0, W0, sanitize_overflow=False)
         k1 = tl.add(k1, W1, sanitize_overflow=False)
     return c0, c1, c2, c3
@@ -60,3 +58,10 @@ def lanes_of_groups(w0, w1, w2, w3):
     words = tl.permute(tl.join(tl.join(w0, w1), tl.join(w2, w3)), (0, 1, 3, 2))  # [R, G, word >> 1, word & 1]
     halves = tl.join(words & 0xFFFF, words >> 16)
     return tl.reshape(halves, (w0.shape[0], w0.shape[1] * 8)).to(tl.int32)
+
+
+@triton.jit
+def lanes_of_words(first, second):
+    """int32 [Q, 4]: the 16-bit lanes of two words [Q] each, the low half first."""
+    low, high = tl.join(first & 0xFFFF, second & 0xFFFF), tl.join(first >> 16, second >> 16)
+    return tl.reshape(tl.join(low, high), (first.shape[0], 4)).to(tl.int32)

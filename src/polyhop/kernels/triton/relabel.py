@@ -22,7 +22,7 @@ _FREE = 2**31 - 1
 def _place(ids, table, num_ids, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     ok = at < num_ids
-    tl.atomic_min(table + tl.load(ids + at, mask=ok, other=0), at.to(tl.int32), mask=ok)
+    tl.atomic_min(table + tl.load(ids + at, mask=ok, other=0), at.to(tl.int32), mask=ok, sem="relaxed")
 
 
 class Table:
