@@ -130,8 +130,8 @@ def _codes(x, zero, scale, lanes, W: tl.constexpr):
     TOP: tl.constexpr = (1 << W) - 1
     level = (x - zero[:, None]) * scale[:, None]
     if W <= 4:
-        # Below 2^23 adding that rounds, and leaves the whole number in the float's low bits. Three roundings have put at most
-        # 3 x 2^-24 x 15 x 65536 = 0.18 on top of the highest level, which is none after this one.
+        # Below 2^23 adding that rounds, and leaves the whole number in the float's low bits. Three roundings have put at
+        # most 3 x 2^-24 x 15 x 65536 = 0.18 on top of the highest level, which is none after this one.
         codes = (((level + 8388608.0).to(tl.int32, bitcast=True) + lanes) >> 16) & TOP
     else:  # from 2^23 on a float is whole
         level = tl.where(level < 8388608.0, (level + 8388608.0) - 8388608.0, level)
@@ -332,7 +332,7 @@ def _row_bytes(width: int, uniform: int) -> int:
 
 
 def _consts(message: Tensor, width: int, uniform: int, codes: int) -> dict[str, Any]:
-    """``ALIGN``: every row begins at a multiple of it; ``EVEN``: so do all parameters; ``TAIL``: a last group is not whole."""
+    """``ALIGN``: every row begins at a multiple of it; ``EVEN``: so do parameters; ``TAIL``: the last group is not whole."""
     begin = message.data_ptr()
     each = _row_bytes(width, uniform) if uniform else width // 8 if width % 8 == 0 else 1
     groups = max(2, triton.next_power_of_2((width + 7) // 8))
