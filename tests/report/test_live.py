@@ -51,7 +51,7 @@ def test_the_curve_grows_while_a_run_trains(
             tab.locator("#curve-loss").scroll_into_view_if_needed()
             until(tab, f"{POINTS} > 1", 60.0)
             before = tab.evaluate(POINTS)
-            until(tab, f"{POINTS} > {before}", 30.0)
+            until(tab, f"{POINTS} > {before}", 90.0)
             until(tab, "Number(document.getElementById('timeline-canvas').dataset.stop) > 0")
         finally:
             training.send_signal(signal.SIGTERM)

@@ -9,6 +9,7 @@ import pty
 import re
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -171,7 +172,18 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], str]]:
         monkeypatch.setenv(name, value)
     file = os.fdopen(theirs, "w")
     monkeypatch.setattr(sys, "stderr", file)
-    yield lambda: read.getvalue().decode()
+
+    def written() -> str:
+        """All that was, once the other end has read it."""
+        file.write("\0")
+        file.flush()
+        stop = time.monotonic() + 60
+        while b"\0" not in read.getvalue():
+            assert time.monotonic() < stop, "what was written to the terminal does not arrive"
+            time.sleep(0.01)
+        return read.getvalue().decode()
+
+    yield written
     file.close()
     thread.join(timeout=5)
     os.close(ours)
