@@ -151,8 +151,7 @@ class _Moved(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
-        is_view = "view" in name or name in ("t", "detach", "expand", "slice", "alias", "empty", "empty_like")
-        if not (is_view or name.startswith(("empty", "new_empty", "_unsafe"))):
+        if not (func.is_view or name.startswith(("empty", "new_empty", "_unsafe"))):
             written = [] if func._schema.is_mutable else tree_leaves(result)
             again = [args[0]] if name == "addmm_" else []
             self.note(name, [*tree_leaves(args), *tree_leaves(kwargs or {}), *again, *written])

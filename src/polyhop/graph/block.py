@@ -127,8 +127,11 @@ class Block:
         indptr, indices, num_src, places = self.indptr, self.indices, self.num_src, made.places
         if self.edge_weight is None:
             places = partial(_places, indptr, indices, num_src)
-        is_symmetric = torch.equal(made.indptr, indptr) and torch.equal(made.indices, indices)
-        return Transposed(indptr, indices, places) if is_symmetric else replace(made, places=places)
+        if not self.is_sampled and torch.equal(made.indptr, indptr) and torch.equal(made.indices, indices):
+            return Transposed(
+                indptr, indices, places
+            )  # edges that were sampled hardly do; asking waits for the device
+        return replace(made, places=places)
 
     def to(self, device: torch.device | str) -> Block:
         """This block on another device."""
