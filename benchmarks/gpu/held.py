@@ -172,7 +172,11 @@ def _named_kernels(moved: _Moved | None = None) -> Iterator[None]:
 
         def _run(self, *args: Any, **constants: Any) -> None:
             if moved is not None and self._name not in ("_long_lists", "_join", "_add"):  # a few rows
-                moved.note(self._name, [*args, *([args[10]] if constants.get("ADDS") else [])])
+                again = [args[11]] if constants.get("ADDS") else []  # what sums are added to
+                moved.note(
+                    self._name,
+                    [each for i, each in enumerate(args) if not (i == 5 and each is args[4])] + again,
+                )
 
     kernels = [(module, name) for module in (attention, dropout, spmm) for name in vars(module)]
     kernels = [

@@ -178,7 +178,7 @@ class _OnDevice(torch.autograd.Function):
             weight_grad = grad.t().mm(sums) if needs_weight else None
             if needs_h:
                 given = torch.mm(grad, weight, out=sums if is_last_pass() else torch.empty_like(sums))
-                h_grad = _turned_sums(block, given, ctx.dst_scale)
+                h_grad = _turned_sums(block, given, ctx.dst_scale, may_overwrite=True)
         if h_grad is not None:
             h_grad.narrow(0, block.dst_start, block.num_dst).addmm_(grad, own_weight)
         return (
@@ -192,10 +192,12 @@ class _OnDevice(torch.autograd.Function):
         )
 
 
-def _turned_sums(block: Any, grad: Tensor, dst_scale: Tensor) -> Tensor:
+def _turned_sums(block: Any, grad: Tensor, dst_scale: Tensor, *, may_overwrite: bool = False) -> Tensor:
     """[S, F]: what the sources get from the gradient of sums [D, F], by the Triton kernel."""
     turned, out = block.transposed(), grad.new_empty(block.num_src, grad.shape[1])
-    return _on_device(turned.indptr, turned.indices, grad, out, src_scale=dst_scale)
+    return _on_device(
+        turned.indptr, turned.indices, grad, out, src_scale=dst_scale, may_overwrite=may_overwrite
+    )
 
 
 def _on_device(indptr: Tensor, indices: Tensor, h: Tensor, out: Tensor, **options: Any) -> Tensor:

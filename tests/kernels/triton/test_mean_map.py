@@ -16,7 +16,7 @@ from polyhop.kernels import aggregate
 from polyhop.kernels.mean_map import mean_map
 
 MakeBlock = Callable[..., Block]
-SHAPES = [(5, 12, 40), (7, 7, 30), (4, 9, 0), (1, 3, 2)]
+SHAPES = [(5, 12, 40), (7, 7, 30), (4, 9, 0), (1, 3, 2), (6, 8, 300)]
 
 
 class Given:
@@ -77,9 +77,12 @@ def test_equals_the_pieces(
 
 
 @pytest.mark.parametrize("map_first", [False, True])
-def test_goes_back_twice(make_block: MakeBlock, device: torch.device, map_first: bool) -> None:
+@pytest.mark.parametrize("num_edges", [30, 300])
+def test_goes_back_twice(
+    make_block: MakeBlock, device: torch.device, num_edges: int, map_first: bool
+) -> None:
     """Sums are written over by the last pass alone."""
-    block = _block(make_block, (7, 7, 30), device)
+    block = _block(make_block, (7, 7, num_edges), device)
     given = Given(block, device, torch.float64)
     out = given.whole(block, map_first)
     first = torch.autograd.grad(out, given.leaves(), given.grad, retain_graph=True)
