@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch_geometric.nn import GATConv, SAGEConv
 
 from benchmarks.gpu.graphs import graph_of, on_device
-from benchmarks.gpu.timing import Times, alternate, peak_gib
+from benchmarks.gpu.timing import Times, alternate, kernel_times, peak_gib
 from benchmarks.graphs import describe
 from benchmarks.harness import Figure
 from benchmarks.pyg_side import Gcn
@@ -35,8 +35,9 @@ def run(*, is_quick: bool) -> Iterator[Figure]:
         print("  " + describe(graph), flush=True)
         for model in ("gcn", "sage"):
             sides = _sides(graph, model, FEATURES[name])
-            memory, times = _measure(sides, 2 if is_quick else 5)
+            memory, times, kernels = _measure(sides, 2 if is_quick else 5)
             peer = min((kind for kind in LAYOUTS if kind in times), key=lambda kind: times[kind].median)
+            _print_kernels(model, kernels, "polyhop", peer)
             details = ", ".join(f"{side} {times[side]} {memory[side]:.2f} GiB" for side in times)
             details += f"; {graph.num_edges:,} edges"
             ratios.append(times[peer].median / times["polyhop"].median)
@@ -61,7 +62,8 @@ def _gat(is_quick: bool) -> Iterator[Figure]:
     graph = graph_of("products?scale=0.05" if is_quick else "products?scale=0.5")
     print("  " + describe(graph), flush=True)
     sides = {"polyhop": lambda: _ours(graph, "gat", 100), "pyg": lambda: _pyg(graph, "gat", "plain", 100)}
-    memory, times = _measure(sides, 2 if is_quick else 3)
+    memory, times, kernels = _measure(sides, 2 if is_quick else 3)
+    _print_kernels("gat", kernels, *times)
     if "pyg" not in times:
         return
     details = ", ".join(f"{side} {times[side]} {memory[side]:.2f} GiB" for side in times)
@@ -70,11 +72,16 @@ def _gat(is_quick: bool) -> Iterator[Figure]:
     yield Figure("gat_peak_memory_vs_pyg", memory["polyhop"] / memory["pyg"], "share", details, at_most=0.2)
 
 
+def _print_kernels(model: str, kernels: dict[str, str], *sides: str) -> None:
+    for side in sides:
+        print(f"  {model}, {side}: kernels of one epoch\n{kernels.get(side, '    not recorded')}", flush=True)
+
+
 def _measure(
     sides: dict[str, Callable[[], Epoch]], repeats: int
-) -> tuple[dict[str, float], dict[str, Times]]:
-    """GiB at most of each side alone; then its times, in turns of one side after the other."""
-    memory, rounds, losses = {}, {name: list[float]() for name in sides}, {}
+) -> tuple[dict[str, float], dict[str, Times], dict[str, str]]:
+    """GiB at most of each side alone; then its times, in turns of one side after the other; then its kernels."""
+    memory, rounds, losses, kernels = {}, {name: list[float]() for name in sides}, {}, {}
     for turn in range(2):  # sides do not fit beside each other: each is made, timed and let go, twice
         for name in sides if turn == 0 else reversed(list(sides)):
             if turn and name not in memory:
@@ -85,6 +92,8 @@ def _measure(
                 memory[name] = peak_gib(epoch)
                 found = alternate({name: epoch}, repeats=repeats, warm_up=1)[name]
                 rounds[name] += found.seconds
+                if turn:
+                    kernels[name] = _kernels(epoch)
             except torch.OutOfMemoryError:
                 print(f"  {name}: out of memory", flush=True)
                 memory.pop(name, None)
@@ -93,7 +102,15 @@ def _measure(
     for name, loss in losses.items():
         print(f"  {name}: loss {loss:.5f}, {memory.get(name, math.nan):.2f} GiB", flush=True)
         assert abs(loss - losses["polyhop"]) < 2e-3 * abs(losses["polyhop"]), f"{name} computes another loss"
-    return memory, {name: Times(tuple(found)) for name, found in rounds.items() if name in memory}
+    return memory, {name: Times(tuple(found)) for name, found in rounds.items() if name in memory}, kernels
+
+
+def _kernels(epoch: Epoch) -> str:
+    """For reading only: nothing fails where kernels cannot be recorded."""
+    try:
+        return kernel_times(epoch)
+    except Exception as error:
+        return f"    not recorded: {error}"
 
 
 def _widths(features: int, classes: int) -> list[int]:

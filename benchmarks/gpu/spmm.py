@@ -50,8 +50,25 @@ def run(*, is_quick: bool) -> Iterator[Figure]:
             ratios.append(times["torch"].median / times["polyhop"].median)
             details = f"forward and backward: polyhop {times['polyhop']}, torch CSR {times['torch']}"
             yield Figure(f"spmm_vs_torch_{kind}_{width}", ratios[-1], "x", details)
+    _print_other_widths(block, bandwidth, repeats)
     details = f"geometric mean of sum, weighted, mean at widths 128 and 256, least {min(ratios):.3f}"
     yield Figure("spmm_vs_torch", math.prod(ratios) ** (1 / len(ratios)), "x", details, at_least=1.1)
+
+
+def _print_other_widths(block: Block, bandwidth: float, repeats: int) -> None:
+    """What rows of other widths take, those of 47 columns unaligned, with 8 and 16 of them read at a time."""
+    from polyhop.kernels.triton import spmm
+
+    usual = spmm._EDGES
+    for width in (47, 48, 64, 100):
+        h, found = torch.randn(block.num_src, width, device="cuda"), []
+        for at_a_time in (8, 16):
+            spmm._EDGES = at_a_time
+            times = alternate({"sum": lambda h=h: aggregate(block, h)}, repeats=repeats)["sum"]
+            found.append(f"{at_a_time} at a time {times}")
+        moved = block.num_edges * (4 * width + 4) + block.num_dst * (4 * width + 8)
+        print(f"  width {width}, copied in {moved / bandwidth * 1e3:.2f} ms: {', '.join(found)}", flush=True)
+    spmm._EDGES = usual
 
 
 def _torch_product(block: Block, values: Tensor) -> Product:

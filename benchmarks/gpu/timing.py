@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
-__all__ = ["Times", "alternate", "copy_bandwidth", "peak_gib", "versions"]
+__all__ = ["Times", "alternate", "copy_bandwidth", "kernel_times", "peak_gib", "versions"]
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,20 @@ def peak_gib(work: Callable[[], object]) -> float:
     work()
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated() / 2**30
+
+
+def kernel_times(work: Callable[[], object], *, most: int = 12) -> str:
+    """A table of the kernels that take most of the device's time in the work, one line each: ms, times run, name."""
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as record:
+        work()
+        torch.cuda.synchronize()
+    found = sorted(record.key_averages(), key=lambda each: each.self_device_time_total, reverse=True)
+    total = sum(each.self_device_time_total for each in found)
+    lines = [f"{total / 1e3:9.2f} ms in all"]
+    for each in found[:most]:
+        lines.append(f"{each.self_device_time_total / 1e3:9.2f} ms {each.count:5d}x  {each.key[:100]}")
+    return "\n".join(f"    {line}" for line in lines)
 
 
 def versions() -> str:

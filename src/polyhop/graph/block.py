@@ -5,7 +5,9 @@ Legend: D destinations, S sources, E edges.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from torch import Tensor
 
 from polyhop.errors import GraphError
 from polyhop.kernels import transpose
+from polyhop.kernels.device import runs_on
 
 __all__ = ["Block", "Transposed"]
 
@@ -23,7 +26,12 @@ class Transposed:
 
     indptr: Tensor  # int64 [S + 1]
     indices: Tensor  # [E] destination (0 .. D-1) of each edge
-    edge: Tensor  # [E] position of the edge in the Block
+    places: Tensor | Callable[[], Tensor]  # ``edge``, or what makes it
+
+    @cached_property
+    def edge(self) -> Tensor:
+        """[E]: position of the edge in the Block."""
+        return self.places if isinstance(self.places, Tensor) else self.places()
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,11 +112,26 @@ class Block:
         return self.src_ids[self.dst_start : self.dst_start + self.num_dst]
 
     def transposed(self) -> Transposed:
-        """Edges grouped by source; built once and kept."""
+        """Edges grouped by source; built once and kept.
+
+        On a device, whose memory is short, a graph whose edges all go both ways keeps them once, and positions, which only
+        weighted edges need, are made when they are asked for.
+        """
         if "t" not in self._cache:
-            self._cache["t"] = Transposed(*transpose(self.indptr, self.indices, self.num_src))
+            made = Transposed(*transpose(self.indptr, self.indices, self.num_src))
+            self._cache["t"] = self._without_copies(made) if runs_on(self.indices) else made
         kept: Transposed = self._cache["t"]
         return kept
+
+    def _without_copies(self, made: Transposed) -> Transposed:
+        indptr, indices, num_src, places = self.indptr, self.indices, self.num_src, made.places
+        if self.edge_weight is None:
+            places = partial(_places, indptr, indices, num_src)
+        if not self.is_sampled and torch.equal(made.indptr, indptr) and torch.equal(made.indices, indices):
+            return Transposed(
+                indptr, indices, places
+            )  # edges that were sampled hardly do; asking waits for the device
+        return replace(made, places=places)
 
     def to(self, device: torch.device | str) -> Block:
         """This block on another device."""
@@ -116,3 +139,7 @@ class Block:
             name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)
         }
         return replace(self, **moved, _cache={})
+
+
+def _places(indptr: Tensor, indices: Tensor, num_src: int) -> Tensor:
+    return transpose(indptr, indices, num_src)[2]

@@ -1,7 +1,11 @@
 """A GraphSAGE layer as one function for autograd: weighed sum over a Block, one product with it and one with own rows.
 
-The same kernels and products, on the same tensors, as the pieces of the layer one by one, hence the same bits; but one node
-to go back through instead of five. On mini-batches of a few seeds, what torch does between kernels takes most of a step.
+On the CPU the same kernels and products, on the same tensors, as the pieces of the layer one by one, hence the same bits;
+but one node to go back through instead of five. On mini-batches of a few seeds, what torch does between kernels takes most
+of a step.
+
+On a device products add to what others gave, so that no pass over the rows adds them up, and the gradient of the sums is
+written over them. Values are those of the pieces; gradients may differ from theirs by the rounding of one product.
 
 Legend: D destinations, S sources, P pool rows, F columns, O columns of the result.
 """
@@ -15,7 +19,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from polyhop.kernels import checks, native
+from polyhop.kernels import checks, device, native
+from polyhop.kernels.owned import is_last_pass
 
 __all__ = ["mean_map"]
 
@@ -39,19 +44,31 @@ def mean_map(
     bias: Tensor | None,
     own_weight: Tensor,
     dst_scale: Tensor,
+    *,
+    map_first: bool = False,
 ) -> Tensor | None:
     """[D, O]: dst_scale[i] * sum_j h[j] times weight^T + bias + h[dst_start + i] times own_weight^T; weights [O, F].
 
-    h [S, F], or two places [P, F] that ``block.rows`` point into. None where the pieces must do it: other devices and
-    dtypes, autocast, a pool in one place.
+    h [S, F], or two places [P, F] that ``block.rows`` point into. ``map_first`` sums rows that were multiplied. None where
+    the pieces must do it: other dtypes, autocast, a pool in one place, on the CPU products first, on a device two places.
     """
     first, second = (h, None) if isinstance(h, Tensor) else (h.first, h.second)
     rows, op = block.rows, "ph_spmm" if second is None else "ph_spmm_pooled"
     if first.dtype not in _DTYPES or not weight.dtype == own_weight.dtype == dst_scale.dtype == first.dtype:
         return None
-    if (rows is None) != (second is None) or dst_scale.requires_grad or torch.is_autocast_enabled("cpu"):
+    autocasts = torch.is_autocast_enabled(first.device.type)
+    if (rows is None) != (second is None) or dst_scale.requires_grad or autocasts:
         return None
-    if not native.serves(first, second, weight, own_weight, block.indptr, dst_scale, dtypes=_DTYPES, op=op):
+    given = (first, weight, own_weight, block.indptr, dst_scale)
+    if second is None and device.serves(*given, dtypes=_DTYPES):
+        _check(block, first, second, dst_scale)
+        made: Tensor = _OnDevice.apply(
+            first.contiguous(), weight, bias, own_weight, block, dst_scale.contiguous(), map_first
+        )
+        return made
+    if map_first or not native.serves(
+        first, second, weight, own_weight, block.indptr, dst_scale, dtypes=_DTYPES, op=op
+    ):
         return None
     _check(block, first, second, dst_scale)
     found: Tensor = _MeanMap.apply(
@@ -119,6 +136,75 @@ class _MeanMap(torch.autograd.Function):
             None,
             None,
         )
+
+
+class _OnDevice(torch.autograd.Function):
+    """By the Triton kernels, in either order."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        h: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        own_weight: Tensor,
+        block: Any,
+        dst_scale: Tensor,
+        map_first: bool,
+    ) -> Tensor:
+        ctx.block, ctx.dst_scale, ctx.map_first = block, dst_scale, map_first
+        own, indptr, indices = _own(block, h, None), block.indptr.contiguous(), block.indices.contiguous()
+        if map_first:
+            ctx.save_for_backward(None, h, weight, own_weight)
+            out, mapped = functional.linear(own, own_weight, bias), functional.linear(h, weight)
+            return _on_device(indptr, indices, mapped, out, dst_scale=dst_scale, adds=True)
+        sums = h.new_empty(block.num_dst, h.shape[1])
+        _on_device(indptr, indices, h, sums, dst_scale=dst_scale)
+        ctx.save_for_backward(sums, h if ctx.needs_input_grad[3] else None, weight, own_weight)
+        return functional.linear(sums, weight, bias).addmm_(own, own_weight.t())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        sums, h, weight, own_weight = ctx.saved_tensors
+        needs_h, needs_weight, needs_bias, needs_own_weight, *_ = ctx.needs_input_grad
+        block, grad = ctx.block, grad.contiguous()
+        weight_grad, h_grad = None, None
+        if ctx.map_first:
+            mapped = _turned_sums(block, grad, ctx.dst_scale) if needs_h or needs_weight else None
+            weight_grad = mapped.t().mm(h) if mapped is not None and needs_weight else None
+            h_grad = mapped.mm(weight) if mapped is not None and needs_h else None
+        else:
+            weight_grad = grad.t().mm(sums) if needs_weight else None
+            if needs_h:
+                given = torch.mm(grad, weight, out=sums if is_last_pass() else torch.empty_like(sums))
+                h_grad = _turned_sums(block, given, ctx.dst_scale, may_overwrite=True)
+        if h_grad is not None:
+            h_grad.narrow(0, block.dst_start, block.num_dst).addmm_(grad, own_weight)
+        return (
+            h_grad,
+            weight_grad,
+            grad.sum(0) if needs_bias else None,
+            grad.t().mm(_own(block, h, None)) if needs_own_weight else None,
+            None,
+            None,
+            None,
+        )
+
+
+def _turned_sums(block: Any, grad: Tensor, dst_scale: Tensor, *, may_overwrite: bool = False) -> Tensor:
+    """[S, F]: what the sources get from the gradient of sums [D, F], by the Triton kernel."""
+    turned, out = block.transposed(), grad.new_empty(block.num_src, grad.shape[1])
+    return _on_device(
+        turned.indptr, turned.indices, grad, out, src_scale=dst_scale, may_overwrite=may_overwrite
+    )
+
+
+def _on_device(indptr: Tensor, indices: Tensor, h: Tensor, out: Tensor, **options: Any) -> Tensor:
+    """``triton.spmm``, imported where it runs."""
+    from polyhop.kernels.triton.spmm import spmm
+
+    return spmm(indptr, indices, h, out, **options)
 
 
 def _sums(block: Any, h: Tensor, second: Tensor | None, dst_scale: Tensor) -> Tensor:

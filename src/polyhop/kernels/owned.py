@@ -1,7 +1,9 @@
-"""Whether a gradient given to a backward pass is held by nobody else, so that its memory may take the result.
+"""Whether memory that a backward pass reads is read for the last time, so that it may take the result.
 
-torch does not say, but counts references: of the Python object, of the tensor, of its storage. Which counts an unshared
-gradient has depends on the versions of both and on the way into the backward pass, so it is measured once, on that way.
+Of a gradient: whether it is held by nobody else. torch does not say, but counts references: of the Python object, of the
+tensor, of its storage. Which counts an unshared gradient has depends on the versions of both and on the way into the
+backward pass, so it is measured once, on that way. Of what a function made and kept for itself: whether there is no second
+pass.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["Owned"]
+__all__ = ["Owned", "is_last_pass"]
 
 Counts = tuple[int, int, int]
 
@@ -66,3 +68,9 @@ class Owned:
             self._seen.append(counts)
             return False
         return counts == self._alone[grad.device.type] and grad.is_contiguous() and grad._base is None
+
+
+def is_last_pass() -> bool:
+    """Whether the backward pass that runs keeps nothing for another one; False where torch cannot say."""
+    is_kept = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    return is_kept is not None and not is_kept()

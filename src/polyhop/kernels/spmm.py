@@ -213,11 +213,10 @@ class _Spmm(torch.autograd.Function):
         edge_weight, src_scale, dst_scale, self_scale = ctx.weights
         indptr, _, rows = ctx.edges
         num_dst, begin, grad = indptr.numel() - 1, ctx.dst_start, grad.contiguous()
-        turned = ctx.transposed()
-        t_indptr, t_indices, t_edge = turned if isinstance(turned, tuple) else (
-            turned.indptr, turned.indices, turned.edge,
-        )  # fmt: skip
-        edge = None if edge_weight is None else t_edge
+        turned, edge = ctx.transposed(), None
+        t_indptr, t_indices = turned[:2] if isinstance(turned, tuple) else (turned.indptr, turned.indices)
+        if edge_weight is not None:  # else positions of edges may never be made
+            edge = turned[2] if isinstance(turned, tuple) else turned.edge
         swapped = [edge_weight, dst_scale, src_scale, self_scale]
         own = (begin, begin + num_dst, -begin)
         out = ctx.run(grad, (t_indptr, t_indices, None), edge, swapped, ctx.num_src, own)

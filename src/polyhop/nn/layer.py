@@ -95,8 +95,8 @@ class Layer(nn.Module):
         """Aggregated rows [D, ...], the destinations' input rows, carried rows [D, ...] -> [D, out_channels]."""
         raise NotImplementedError
 
-    def at_once(self, block: Block, x: Messages) -> Tensor | None:
-        """[D, out_channels]: all pieces as one function, to the bit, where aggregating comes first; None: one by one."""
+    def at_once(self, block: Block, x: Messages, map_first: bool) -> Tensor | None:
+        """[D, out_channels]: all pieces as one function, on the CPU to the bit; None: one by one."""
         return None
 
     def linear(self, block: Block, dtype: torch.dtype) -> Linear | None:
@@ -165,7 +165,7 @@ class Layer(nn.Module):
         map_first = isinstance(x, SparseRows) or self.map_first(block, x.requires_grad)
         if map_first or (isinstance(x, PooledRows) and not self.reads_pooled):
             x, block = gathered(x, block)
-        elif isinstance(x, (Tensor, PooledRows)) and (whole := self.at_once(block, x)) is not None:
+        if isinstance(x, (Tensor, PooledRows)) and (whole := self.at_once(block, x, map_first)) is not None:
             return whole
         h_dst: Rows | None = None
         if self.reads_own:

@@ -101,6 +101,20 @@ def test_long_lists_are_cut(
     _check(block, 33, dtype, ALL)
 
 
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("names", ["src_scale", "dst_scale", ALL])
+def test_rows_that_many_edges_read(
+    make_block: MakeBlock, device: torch.device, poison: None, dtype: torch.dtype, names: str
+) -> None:
+    """They are scaled before, both ways; own rows are those that were given, and so are rows after it."""
+    block = make_block(9, 11, 400, dst_start=2).to(device)
+    _check(block, 33, dtype, names)
+    h = torch.randn(11, 33, generator=torch.Generator().manual_seed(2)).to(device, dtype)
+    before = h.clone()
+    aggregate(block, h, **_factors(block, reference.sum_dtype(dtype), names))
+    assert torch.equal(h, before)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_hub_of_a_million_edges() -> None:

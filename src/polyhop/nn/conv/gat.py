@@ -131,7 +131,10 @@ class GATConv(Layer):
         )
 
     def update(self, z: Tensor, h_dst: Rows | None, carried: Tensor | None, map_first: bool) -> Tensor:
-        out = z.flatten(1) if self.concat else z.mean(dim=1)
+        is_one = (
+            self.heads == 1 and self.bias is not None
+        )  # its mean is itself, and a new tensor is made below
+        out = z.flatten(1) if self.concat or is_one else z.mean(dim=1)
         if self.bias is not None:
             out = out + self.bias
         if self.res is None or h_dst is None:

@@ -136,12 +136,13 @@ class SAGEConv(Layer):
         make = mean_scale if self.aggr == "mean" else sum_scale
         return aggregate(block, m, dst_scale=make(block, scale_dtype(m)))
 
-    def at_once(self, block: Block, x: Messages) -> Tensor | None:
+    def at_once(self, block: Block, x: Messages, map_first: bool) -> Tensor | None:
         is_plain = type(self) is SAGEConv and self.aggr == "mean" and self.root_weight
         if not is_plain or self.project or self.normalize:
             return None
         scale = mean_scale(block, scale_dtype(x))
-        return mean_map(block, x, self.lin_l.weight, self.lin_l.bias, self.lin_r.weight, scale)
+        weights = (self.lin_l.weight, self.lin_l.bias, self.lin_r.weight)
+        return mean_map(block, x, *weights, scale, map_first=map_first)
 
     def update(self, z: Tensor, h_dst: Rows | None, carried: Tensor | None, map_first: bool) -> Tensor:
         own = h_dst if self.root_weight else None
