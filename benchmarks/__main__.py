@@ -26,7 +26,7 @@ BENCHES: dict[str, dict[str, int]] = {
     "pipeline": {"traffic": 1, "simulated": 1, "times": 1, "memory": 1},
     "pipeline-accuracy": {"paired": 1},
     "plan": {"grid": 1, "memory": 1, "published": 1, "speed": 1},
-    "gpu": {"spmm": 16, "attention": 16, "rows": 16, "fullgraph": 16, "minibatch": 16},
+    "gpu": {"spmm": 16, "attention": 16, "rows": 16, "fullgraph": 16, "minibatch": 16, "ranks": 4},
     "serverless": {
         "money": 1,
         "transport": 1,
