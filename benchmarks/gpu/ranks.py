@@ -16,6 +16,7 @@ import os
 import time
 import traceback
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from benchmarks.harness import Figure
 from polyhop.forecast import Training
 from polyhop.graph import DenseFeatures, Graph, SharedGraph, Split
 from polyhop.nn import GCN, GCNII, GraphSAGE
-from polyhop.partition import partition
+from polyhop.partition import Partition, partition, share
 from polyhop.plan import save_machine
 from polyhop.plan.probe import PROBES, Probe
 
@@ -44,6 +45,7 @@ __all__ = [
     "layers_like",
     "made_graph",
     "run",
+    "shares_of",
     "ways",
 ]
 
@@ -68,7 +70,7 @@ class Size:
     steps: int
 
 
-FULL = Size("products?scale=0.2", 100, 256, (15, 10, 5), 1024, 16, 128, PROBES[:7], 8)
+FULL = Size("products?scale=0.1", 100, 256, (15, 10, 5), 1024, 16, 128, PROBES[:7], 8)
 QUICK = replace(FULL, graph="products?scale=0.05", steps=3)
 
 
@@ -82,13 +84,14 @@ def figures(size: Size, device: str) -> Iterator[Figure]:
     graph, told = made_graph(size), _Clock()
     print("  " + describe(graph), flush=True)
     partitions = {parts: partition(graph, parts, METHOD, seed=0) for parts in FORESEEN}
+    shares = shares_of(graph, partitions[NUM_RANKS])
     cache = 5e7 if device == "cuda" else math.inf
     foreseer = Foreseer(graph, partitions, Device(device, size.probes, cache), size.fan_outs, size.batch_size)
     told("graph, parts and statistics")
     kept, ratios, failed = list[tuple[Training, Rates]](), list[float](), list[str]()
     for way in ways(size):
         try:
-            measured, how = _measured(graph, partitions[NUM_RANKS], way, device)
+            measured, how = _measured(shares, way, device)
             told(f"{way.name}: ranks")
             yield from _phases(measured, how, device)
             rates = foreseer.rates(measured, layers_like(way, size))
@@ -159,21 +162,24 @@ def made_graph(size: Size) -> Graph:
     return replace(graph, x=DenseFeatures(x), split=Split(train.sort().values, none, none))
 
 
-def _measured(graph: Graph, parts: object, way: Way, device: str) -> tuple[Measured, str]:
-    """With messages on the device, as nccl has them; where that fails, by way of the host, and said so."""
-    from polyhop.partition import Partition
+def shares_of(graph: Graph, parts: Partition) -> list[SharedGraph]:
+    """Of every rank, cut out at once."""
+    with ThreadPoolExecutor(parts.num_parts) as pool:
+        return list(pool.map(lambda rank: share(graph, parts, rank), range(parts.num_parts)))
 
-    assert isinstance(parts, Partition)
+
+def _measured(shares: Sequence[SharedGraph], way: Way, device: str) -> tuple[Measured, str]:
+    """With rows on the device, as nccl has them; where that fails, by way of the host, and said so."""
     gc.collect()
     try:
-        return Measured(way, measure(graph, parts, way, device=device, line_device=device)), ""
+        return Measured(way, measure(shares, way, device=device, rows_on=device)), ""
     except Exception:
         if device == "cpu":
             raise
         traceback.print_exc()
     torch.cuda.empty_cache()
-    found = measure(graph, parts, way, device=device, line_device="cpu")
-    return Measured(way, found), "; messages went by way of the host, and their copies are in compute"
+    found = measure(shares, way, device=device, rows_on="cpu")
+    return Measured(way, found), "; rows went by way of the host, and their copies are in compute"
 
 
 def _phases(measured: Measured, how: str, device: str) -> Iterator[Figure]:

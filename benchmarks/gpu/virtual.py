@@ -28,7 +28,6 @@ from polyhop.comm import Collective, Cost, run_in_threads
 from polyhop.graph import Graph, SharedGraph
 from polyhop.kernels import kept_memory
 from polyhop.kernels.keys import Key
-from polyhop.partition import Partition, share
 from polyhop.strategies import Team, find, place
 from polyhop.strategies.pipeline_schedule import Schedule
 from polyhop.trace import Trace
@@ -87,14 +86,11 @@ class Seen:
         return {kind: value / len(self.costs) for kind, value in total.bytes.items()}
 
 
-def measure(graph: Graph, partition: Partition, way: Way, *, device: str, line_device: str) -> list[Seen]:
-    """Every rank's. ``line_device``: where messages lie, as they do with nccl on the device."""
-    turns = DeviceTurns(partition.num_parts, device)
-    shares = [share(graph, partition, rank) for rank in range(partition.num_parts)]
+def measure(shares: Sequence[SharedGraph], way: Way, *, device: str, rows_on: str) -> list[Seen]:
+    """Every rank's. ``rows_on``: where rows between layers and gradients arrive; all else crosses by way of the host."""
+    turns = DeviceTurns(len(shares), device)
     with kept_memory():
-        return run_in_threads(
-            partition.num_parts, _rank, turns, shares, way, device, device=line_device, turns=turns
-        )
+        return run_in_threads(len(shares), _rank, turns, shares, way, (device, rows_on), turns=turns)
 
 
 class _Spent(Trace):
@@ -127,16 +123,25 @@ class _Step:
         return {**found, "compute": self.seconds - sum(found.values())}
 
 
-def _rank(line: Collective, turns: DeviceTurns, shares: Sequence[SharedGraph], way: Way, device: str) -> Seen:
+def _rank(
+    line: Collective, turns: DeviceTurns, shares: Sequence[SharedGraph], way: Way, places: tuple[str, str]
+) -> Seen:
     with turns.taken(line.rank):
-        return _Running(line, turns, shares[line.rank], way, device).measured()
+        return _Running(line, turns, shares[line.rank], way, *places).measured()
+
+
+def _lines(step: Any, line: Collective) -> list[Collective]:
+    """Those that rows between layers and gradients cross."""
+    channels = getattr(getattr(step, "_channels", None), "channels", [])
+    own = [step._line] if hasattr(step, "_line") else []
+    return [line, *own, *(channel.line for channel in channels)]
 
 
 class _Running:
     """One rank."""
 
     def __init__(
-        self, line: Collective, turns: DeviceTurns, held: SharedGraph, way: Way, device: str
+        self, line: Collective, turns: DeviceTurns, held: SharedGraph, way: Way, device: str, rows_on: str
     ) -> None:
         self._line, self._turns, self._way = line, turns, way
         self._trace = _Spent(self._now)
@@ -157,6 +162,8 @@ class _Running:
             trace=self._trace,
             team=team,
         )
+        for each in _lines(self.step, line):
+            each.device = place(rows_on, "32-true").device
         self._optimizer = build_optimizer("adam", model, lr=LR)
         self._take_step = quick_step(self._optimizer)
 

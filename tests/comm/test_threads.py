@@ -83,8 +83,3 @@ def test_turns_hear_of_every_message() -> None:
     run_in_threads(2, lambda line: line.fork().barrier(), turns=turns)
     sent_and_taken = [("moves", rank) for rank in (0, 1)] * 2
     assert sorted(turns.heard) == sorted([*sent_and_taken, ("waits", 0), ("waits", 1)])
-
-
-def test_received_tensors_lie_where_they_are_wanted() -> None:
-    found = run_in_threads(2, lambda line: (line.device, line.fork().device), device="meta")
-    assert found == [(torch.device("meta"),) * 2] * 2

@@ -63,9 +63,9 @@ def parts(graph: Graph) -> dict[int, Partition]:
 
 @pytest.fixture(scope="module")
 def seen(graph: Graph, parts: dict[int, Partition]) -> dict[str, Measured]:
+    shares = ranks.shares_of(graph, parts[4])
     return {
-        name: Measured(way, measure(graph, parts[4], way, device="cpu", line_device="cpu"))
-        for name, way in WAYS.items()
+        name: Measured(way, measure(shares, way, device="cpu", rows_on="cpu")) for name, way in WAYS.items()
     }
 
 

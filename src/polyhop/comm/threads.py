@@ -89,25 +89,23 @@ class ThreadCollective(Collective):
         num_ranks: int,
         line: tuple[int, list[int]],
         traffic: Traffic,
-        device: torch.device,
     ) -> None:
         self._hub, self.rank, self.num_ranks = hub, rank, num_ranks
         self._line, self._lines = line  # this line's number; how many lines this rank has opened
-        self.traffic, self.device = traffic, device
+        self.traffic, self.device = traffic, torch.device("cpu")
 
     @classmethod
     def group(
-        cls, num_ranks: int, *, latency_s: float = 0.0, device: str = "cpu", turns: Turns | None = None
+        cls, num_ranks: int, *, latency_s: float = 0.0, turns: Turns | None = None
     ) -> list[ThreadCollective]:
         """The first line of each rank."""
-        hub, at = _Hub(latency_s, turns or Turns()), torch.device(device)
-        return [cls(hub, rank, num_ranks, (0, [1]), Traffic(), at) for rank in range(num_ranks)]
+        hub = _Hub(latency_s, turns or Turns())
+        return [cls(hub, rank, num_ranks, (0, [1]), Traffic()) for rank in range(num_ranks)]
 
     def fork(self) -> ThreadCollective:
         line = self._lines[0]
         self._lines[0] += 1
-        lines = line, self._lines
-        return ThreadCollective(self._hub, self.rank, self.num_ranks, lines, self.traffic, self.device)
+        return ThreadCollective(self._hub, self.rank, self.num_ranks, (line, self._lines), self.traffic)
 
     def close(self) -> None:
         """Threads hold nothing that outlives them."""
@@ -152,15 +150,13 @@ def run_in_threads(
     function: Callable[..., T],
     *args: Any,
     latency_s: float = 0.0,
-    device: str = "cpu",
     turns: Turns | None = None,
 ) -> list[T]:
     """function(collective, *args) on every rank, each a thread; the results in rank order.
 
-    ``device``: where received tensors lie. If a rank raises, the others are woken with PeerError, and the first error is
-    raised here.
+    If a rank raises, the others are woken with PeerError, and the first error is raised here.
     """
-    lines = ThreadCollective.group(num_ranks, latency_s=latency_s, device=device, turns=turns)
+    lines = ThreadCollective.group(num_ranks, latency_s=latency_s, turns=turns)
     results: list[Any] = [None] * num_ranks
     errors: list[BaseException] = []
 
