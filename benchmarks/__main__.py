@@ -26,7 +26,7 @@ BENCHES: dict[str, dict[str, int]] = {
     "pipeline": {"traffic": 1, "simulated": 1, "times": 1, "memory": 1},
     "pipeline-accuracy": {"paired": 1},
     "plan": {"grid": 1, "memory": 1, "published": 1, "speed": 1},
-    "gpu": {"spmm": 16, "attention": 16, "rows": 16, "fullgraph": 16, "minibatch": 16},
+    "gpu": {"spmm": 16, "attention": 16, "rows": 16, "fullgraph": 16, "minibatch": 16, "ranks": 4},
     "serverless": {
         "money": 1,
         "transport": 1,
@@ -56,6 +56,7 @@ def _arguments(given: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
     parser.add_argument("name", nargs="?", choices=sorted(BENCHES), help="which bench; none lists them")
     parser.add_argument("--only", metavar="SECTION", help="run one section of it")
+    parser.add_argument("--skip", metavar="SECTION", help="run all sections but one")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as one flat JSON object")
     parser.add_argument("--quick", action="store_true", help="smaller and noisier; writes no rows")
     parser.add_argument("--no-rows", action="store_true", help="do not append to benchmarks/results/")
@@ -71,17 +72,17 @@ def main(given: list[str] | None = None) -> int:
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # subprocess.run then ends the section too
     sections = BENCHES[arguments.name]
-    if arguments.only is not None and arguments.only not in sections:
-        print(
-            f"no section {arguments.only!r} in {arguments.name}; there is: {', '.join(sections)}",
-            file=sys.stderr,
-        )
-        return 2
+    for named in (arguments.only, arguments.skip):
+        if named is not None and named not in sections:
+            print(
+                f"no section {named!r} in {arguments.name}; there is: {', '.join(sections)}", file=sys.stderr
+            )
+            return 2
     start = time.perf_counter()
     figures: list[Figure] = []
     is_complete = True
     for section, num_threads in sections.items():
-        if arguments.only in (None, section):
+        if arguments.only in (None, section) and arguments.skip != section:
             found = run_section(
                 arguments.name,
                 section,

@@ -111,3 +111,11 @@ def test_a_trace_knows_whether_it_is_written(tmp_path: Path) -> None:
     trace.close()
     assert not trace.is_written
     assert not Trace().is_written
+
+
+def test_spans_go_by_the_clock_that_is_given() -> None:
+    hands = iter(range(10))
+    trace = Trace(clock=lambda: float(next(hands)))
+    with trace.span("compute"), trace.span("quantise"):
+        pass
+    assert trace.totals() == {"compute": 3.0, "quantise": 1.0}

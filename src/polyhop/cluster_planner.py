@@ -19,7 +19,13 @@ from polyhop.plan import Cluster, Limits, Memory, Plan, Prediction, make_plan, r
 from polyhop.plan.cluster import machine_of
 from polyhop.plan.computed import computing_machine
 from polyhop.plan.curve import DEVICES, Curve, curves_of
-from polyhop.plan.device import crowding_of, described, law_of_device, machine_of_device
+from polyhop.plan.device import (
+    crowding_of,
+    described,
+    law_of_device,
+    machine_of_device,
+    measured_device,
+)
 from polyhop.plan.topology import Topology
 from polyhop.planner import PlanOptions, assumed_of, law_of, limits_here, measured_machine, ways_of
 from polyhop.train.config import Config
@@ -125,6 +131,7 @@ def question_of_cluster(
         law = law_of_device(cluster, num_ranks)
     else:
         machine, law = law_of(machine_of(cluster.machine), training, options.tell, keeps=False)
+        machine = measured_device(machine, cluster, num_ranks) if cluster.gpus else machine
     sight = alike_sight(statistics, training, num_ranks)
     crowding = crowding_of(cluster, machine.cores, num_ranks) if num_ranks > 1 else 0.0
     link = options.link or topology.among(0, num_ranks)

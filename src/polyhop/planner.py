@@ -50,6 +50,7 @@ from polyhop.plan import (
 from polyhop.plan.calibrate import measure_cores, measure_messages, measured_law
 from polyhop.plan.computed import computing_machine
 from polyhop.plan.learn import corrected, learn
+from polyhop.plan.machine import ANY_MODEL
 from polyhop.strategies import STRATEGIES
 from polyhop.strategies.macro_auto import ranks_to_a_core
 from polyhop.train.config import Config
@@ -72,8 +73,6 @@ __all__ = [
     "unread_inputs",
     "ways_of",
 ]
-
-ANY_MODEL = "any model"  # a law for all that were not timed, of machines that are not at hand
 
 _LEAST_EPOCHS = 4  # of a run that teaches
 # Options that say what is trained and not how it is spread: strategies may ignore them.

@@ -17,6 +17,7 @@ import socket
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -37,27 +38,36 @@ class Span:
         self._start = 0.0
 
     def __enter__(self) -> Span:
-        self._start = time.perf_counter()
+        self._start = self._trace.clock()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
-        self._trace.record_span(self._name, self._start, time.perf_counter() - self._start, self._facts)
+        self._trace.record_span(self._name, self._start, self._trace.clock() - self._start, self._facts)
 
 
 class Trace:
     """Collects the records of one rank from any thread; writes them to ``path`` (appending) in batches.
 
     A disk that refuses a write costs the rest of the trace, with one warning, never the run; no half of a line stays.
+    ``clock``: seconds, by which spans begin and end; one that waits for the device makes spans those of its work, not of
+    launching it.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None = None, *, rank: int = 0) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        rank: int = 0,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.clock = clock
         self._lock = threading.Lock()
         self._totals: dict[str, float] = {}
         self._counts: dict[str, int] = {}
         self._pending: list[dict[str, Any]] = []
-        self._origin = time.perf_counter()
+        self._origin = clock()
         self._whole_bytes = 0  # of the file, up to the end of a line
         self._file: TextIO | None = None if path is None else self._opened(Path(path))
         if self._file is not None:
@@ -75,14 +85,14 @@ class Trace:
 
     def instant(self, name: str, **facts: Any) -> None:
         """Something that happened, without a length."""
-        self._keep({"kind": "instant", "name": name, "at": time.perf_counter() - self._origin, **facts})
+        self._keep({"kind": "instant", "name": name, "at": self.clock() - self._origin, **facts})
 
     def counter(self, name: str, **values: float) -> None:
         """Values that grow or vary, such as bytes sent per kind."""
-        self._keep({"kind": "counter", "name": name, "at": time.perf_counter() - self._origin, **values})
+        self._keep({"kind": "counter", "name": name, "at": self.clock() - self._origin, **values})
 
     def record_span(self, name: str, start: float, seconds: float, facts: dict[str, Any]) -> None:
-        """Record a span timed by the caller; ``start`` is a ``time.perf_counter`` value."""
+        """Record a span timed by the caller; ``start`` is a value of ``clock``."""
         with self._lock:
             self._totals[name] = self._totals.get(name, 0.0) + seconds
             self._counts[name] = self._counts.get(name, 0) + 1

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 
-from polyhop.comm import Collective, run_in_threads
+from polyhop.comm import Collective, Turns, run_in_threads
 from polyhop.comm.threads import ThreadCollective
 from polyhop.errors import InputError, PeerError
 
@@ -59,3 +62,24 @@ def test_who_waits_for_a_failed_rank_is_told_which() -> None:
     second.fail(ValueError("planted"))
     with pytest.raises(PeerError, match="rank 1 failed: planted"):
         pending.wait()
+
+
+def test_turns_hear_of_every_message() -> None:
+    class Noted(Turns):
+        def __init__(self) -> None:
+            self.heard: list[tuple[str, int]] = []
+
+        @contextmanager
+        def waiting(self, rank: int) -> Iterator[None]:
+            self.heard.append(("waits", rank))
+            yield
+
+        @contextmanager
+        def moving(self, rank: int) -> Iterator[None]:
+            self.heard.append(("moves", rank))
+            yield
+
+    turns = Noted()
+    run_in_threads(2, lambda line: line.fork().barrier(), turns=turns)
+    sent_and_taken = [("moves", rank) for rank in (0, 1)] * 2
+    assert sorted(turns.heard) == sorted([*sent_and_taken, ("waits", 0), ("waits", 1)])

@@ -14,7 +14,8 @@ from polyhop.errors import ConfigError
 from polyhop.nn.counts import Counts
 from polyhop.plan import Cluster, Law, Link, Machine, read_cluster, save_machine
 from polyhop.plan.cluster import PRESETS, presets
-from polyhop.plan.device import law_of_device, machine_of_device
+from polyhop.plan.device import law_of_device, machine_of_device, measured_device
+from polyhop.plan.machine import ANY_MODEL
 from polyhop.plan.topology import Topology
 
 PLAIN = {"cores": 8, "memory_gb": 64, "cpu_tflops": 0.5, "cpu_memory_gb_s": 80, "network_gbit_s": 10}
@@ -122,6 +123,16 @@ def test_figures_of_a_host_stand_in_for_rates(tmp_path: Path) -> None:
     assert made.inside == machine().link
     with pytest.raises(ConfigError, match="machine has figures of processors, and these hosts have GPUs"):
         Cluster.from_json({**GPUS, "machine": str(tmp_path / "mine.json")})
+
+
+def test_figures_of_gpus_leave_their_hosts_as_they_are(tmp_path: Path) -> None:
+    given = replace(machine().with_law(ANY_MODEL, Law(1e-12)), source="measured once")
+    save_machine(given, tmp_path / "gpu.json")
+    made = Cluster.from_json({**GPUS, "machine": str(tmp_path / "gpu.json")})
+    assert replace(made, machine=None, source="") == Cluster.from_json(GPUS)
+    found = measured_device(given, made, 4)
+    assert (found.node_s, found.gather_bytes_per_s, found.laws) == (1e-7, 1e10, given.laws)
+    assert (found.link, found.cores, found.gpus) == (made.inside, made.cores, made.gpus)
 
 
 def test_faster_devices_have_faster_laws() -> None:

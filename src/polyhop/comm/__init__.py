@@ -2,7 +2,7 @@
 
 from polyhop.comm.collective import Collective, Pending
 from polyhop.comm.groups import GroupLine, TieredLine, group_size
-from polyhop.comm.threads import ThreadCollective, run_in_threads
+from polyhop.comm.threads import ThreadCollective, Turns, run_in_threads
 from polyhop.comm.traffic import Cost, Traffic
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "ThreadCollective",
     "TieredLine",
     "Traffic",
+    "Turns",
     "group_size",
     "run_in_threads",
 ]

@@ -1,6 +1,7 @@
 """Ranks as threads of one process: the same interface without sockets, for tests and for virtual ranks on one device.
 
-Messages are copied when sent, as a network would. A rank that fails breaks the hub, and whoever waits is told.
+Messages are copied when sent, as a network would. A rank that fails breaks the hub, and whoever waits is told. Whoever
+measures virtual ranks hands in ``Turns``, which say who may compute when.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -18,18 +20,30 @@ from polyhop.comm.collective import Collective
 from polyhop.comm.traffic import Traffic
 from polyhop.errors import InputError, PeerError
 
-__all__ = ["ThreadCollective", "run_in_threads"]
+__all__ = ["ThreadCollective", "Turns", "run_in_threads"]
 
 T = TypeVar("T")
 _Way = tuple[int, int, int, int]  # (line, tag, source, destination)
 
 
-class _Hub:
-    """Messages under way. All fields are guarded by ``changed``."""
+class Turns:
+    """Who computes when: here all ranks, whenever they like."""
 
-    def __init__(self, latency_s: float) -> None:
+    def waiting(self, rank: int) -> AbstractContextManager[None]:
+        """Entered by the rank's thread while it waits for a message."""
+        return nullcontext()
+
+    def moving(self, rank: int) -> AbstractContextManager[None]:
+        """Entered while it copies one, which a network would do."""
+        return nullcontext()
+
+
+class _Hub:
+    """Messages under way. All fields below ``turns`` are guarded by ``changed``."""
+
+    def __init__(self, latency_s: float, turns: Turns) -> None:
+        self.latency_s, self.turns = latency_s, turns
         self.changed = threading.Condition()
-        self.latency_s = latency_s
         self.mail: dict[tuple[_Way, int], tuple[float, Tensor]] = {}  # by way and number
         self.sent: Counter[_Way] = Counter()
         self.expected: Counter[_Way] = Counter()
@@ -69,16 +83,23 @@ class ThreadCollective(Collective):
     """One rank of a group of threads; ``group`` makes them all."""
 
     def __init__(
-        self, hub: _Hub, rank: int, num_ranks: int, line: tuple[int, list[int]], traffic: Traffic
+        self,
+        hub: _Hub,
+        rank: int,
+        num_ranks: int,
+        line: tuple[int, list[int]],
+        traffic: Traffic,
     ) -> None:
         self._hub, self.rank, self.num_ranks = hub, rank, num_ranks
         self._line, self._lines = line  # this line's number; how many lines this rank has opened
         self.traffic, self.device = traffic, torch.device("cpu")
 
     @classmethod
-    def group(cls, num_ranks: int, *, latency_s: float = 0.0) -> list[ThreadCollective]:
+    def group(
+        cls, num_ranks: int, *, latency_s: float = 0.0, turns: Turns | None = None
+    ) -> list[ThreadCollective]:
         """The first line of each rank."""
-        hub = _Hub(latency_s)
+        hub = _Hub(latency_s, turns or Turns())
         return [cls(hub, rank, num_ranks, (0, [1]), Traffic()) for rank in range(num_ranks)]
 
     def fork(self) -> ThreadCollective:
@@ -96,9 +117,11 @@ class ThreadCollective(Collective):
     def _post(
         self, send: Sequence[Tensor | None], receive: Sequence[Tensor | None], tag: int = 0
     ) -> Callable[[], None]:
+        turns = self._hub.turns
         for q, piece in enumerate(send):
             if piece is not None:
-                self._hub.put((self._line, tag, self.rank, q), piece)
+                with turns.moving(self.rank):
+                    self._hub.put((self._line, tag, self.rank, q), piece)
 
         arriving = [
             (piece, self._hub.expect((self._line, tag, q, self.rank)))
@@ -108,23 +131,32 @@ class ThreadCollective(Collective):
 
         def finish() -> None:
             for piece, message in arriving:
-                got = self._hub.take(message)
+                with turns.waiting(self.rank):
+                    got = self._hub.take(message)
                 if (got.dtype, got.numel()) != (piece.dtype, piece.numel()):  # a network would mix up bytes
                     raise InputError(
                         f"rank {message[0][2]} sent {got.dtype} {list(got.shape)}, rank {self.rank} expected "
                         f"{piece.dtype} {list(piece.shape)}"
                     )
-                piece.copy_(got.view_as(piece))
+                with turns.moving(self.rank):
+                    piece.copy_(got.view_as(piece))
+                    del got
 
         return finish
 
 
-def run_in_threads(num_ranks: int, function: Callable[..., T], *args: Any, latency_s: float = 0.0) -> list[T]:
+def run_in_threads(
+    num_ranks: int,
+    function: Callable[..., T],
+    *args: Any,
+    latency_s: float = 0.0,
+    turns: Turns | None = None,
+) -> list[T]:
     """function(collective, *args) on every rank, each a thread; the results in rank order.
 
     If a rank raises, the others are woken with PeerError, and the first error is raised here.
     """
-    lines = ThreadCollective.group(num_ranks, latency_s=latency_s)
+    lines = ThreadCollective.group(num_ranks, latency_s=latency_s, turns=turns)
     results: list[Any] = [None] * num_ranks
     errors: list[BaseException] = []
 

@@ -14,7 +14,6 @@ Legend: n own rows, H halo rows, P ranks.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -81,7 +80,7 @@ class Spans:
     def crossed(self, began: float, direction: str, num_bytes: int) -> None:
         """A message is here that began to leave at that time; so many bytes left with it."""
         facts = {"layer": self.layer, "direction": direction, "bytes": num_bytes}
-        self.trace.record_span("communicate", began, time.perf_counter() - began, facts)
+        self.trace.record_span("communicate", began, self.trace.clock() - began, facts)
 
 
 class Messages:
@@ -227,7 +226,7 @@ class Crossing:
     ) -> Pending[list[Tensor]]:
         """The same for messages that are packed; ``counts`` None: their lengths are told first."""
         like = like.new_empty(like.shape)  # no view: what is kept would keep the rows
-        opened, began = self.messages.opener(direction, like), time.perf_counter()
+        opened, began = self.messages.opener(direction, like), self.spans.trace.clock()
         keeps = self.keeps and direction == "forward"
         leaving = [piece.to(self.line.device) for piece in packed]
         num_bytes = sum(piece.nbytes for to, piece in enumerate(leaving) if to != self.line.rank)

@@ -13,7 +13,6 @@ Legend: n own rows, c central rows, H halo rows, P ranks, D columns.
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -150,7 +149,7 @@ class SequentialCrossing(Crossing):
         pieces = [nothing] * self.line.num_ranks
         pieces[to] = packed.to(self.line.device)
         counts = [count if rank == source else 0 for rank in range(self.line.num_ranks)]
-        began, like = time.perf_counter(), rows.new_empty(0, rows.shape[1])
+        began, like = self.spans.trace.clock(), rows.new_empty(0, rows.shape[1])
         pending = self.line.start_all_to_all(pieces, kind="hidden", counts=counts)
         coming = count * packed.shape[1:].numel() * packed.element_size()
         arriving.take(coming)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from polyhop.errors import ConfigError, unknown
-from polyhop.plan.machine import Link, Machine, load_machine
+from polyhop.plan.machine import ANY_MODEL, Link, Machine, load_machine
 
 __all__ = ["HERE", "PRESETS", "Cluster", "machine_of", "presets", "read_cluster"]
 
@@ -48,9 +48,9 @@ class Cluster:
     network_gbit_s: float = 10.0  # of a host
     network_us: float = 100.0
     dollars_per_hour: float | None = None  # of a host
-    machine: str | None = (
-        None  # a file of 'polyhop env --calibrate --out', or "here": instead of rates of processors
-    )
+    # A file of 'polyhop env --calibrate --out', or "here": instead of rates of processors. Beside GPUs one of 'scripts/bench
+    # gpu --only ranks': instead of shares of their rates.
+    machine: str | None = None
     name: str = ""
     date: str = ""  # of the price
     source: str = ""
@@ -63,10 +63,6 @@ class Cluster:
         if self.gpus and self.ranks not in (0, self.gpus):
             raise ConfigError(
                 f"cluster: {self.ranks} ranks on hosts of {self.gpus} GPUs; expected a rank for each GPU: leave out ranks"
-            )
-        if self.gpus and self.machine is not None:
-            raise ConfigError(
-                "cluster: machine has figures of processors, and these hosts have GPUs; leave out one of the two"
             )
 
     @property
@@ -120,7 +116,7 @@ class Cluster:
         base = {} if "extends" not in given else _preset(given["extends"], where)
         own = {name: value for name, value in given.items() if name != "extends"}
         if own.get("machine") is not None:
-            base = {**base, **_figures(machine_of(str(own["machine"]), where))}
+            base = {**base, **_figures(machine_of(str(own["machine"]), where), {**base, **own}, where)}
         if not base:
             _all_there(own, where)
         try:
@@ -243,7 +239,15 @@ def machine_of(name: str, where: str = "cluster") -> Machine:
     return found
 
 
-def _figures(machine: Machine) -> dict[str, Any]:
+def _figures(machine: Machine, given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Of the hosts; of hosts with GPUs only where figures are from: their sizes and links are the file's."""
+    if given.get("gpus"):
+        if ANY_MODEL not in machine.laws:
+            raise ConfigError(
+                f"{where}: machine has figures of processors, and these hosts have GPUs; leave out one of the two, or give "
+                "a file of 'scripts/bench gpu --only ranks' (POLYHOP_GPU_RATES=FILE)"
+            )
+        return {"source": machine.source}
     return {
         "name": machine.name,
         "cores": machine.cores,

@@ -7,15 +7,20 @@
 
 A processor's rates are shared by the ranks of its host, and a core alone reaches no more than its own. Input rows of
 mini-batches lie in the host's memory and cross to a GPU one copy after another; those of a full graph lie on the GPU.
+
+Where GPUs were measured, what they took stands in for all of that: ``scripts/bench gpu --only ranks`` writes the file that a
+cluster's ``machine`` names.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from polyhop.plan.cluster import Cluster
 from polyhop.plan.law import Law
 from polyhop.plan.machine import Machine
 
-__all__ = ["crowding_of", "described", "law_of_device", "machine_of_device"]
+__all__ = ["crowding_of", "described", "law_of_device", "machine_of_device", "measured_device"]
 
 # Shares of published rates. A processor's are those of an EPYC core of this project's bench: GraphSAGE of three layers, law
 # fitted to its steps while the other core is busy (2.4e-10 s a far value of some 20 GB/s, 1.5e-11 s a flop).
@@ -70,6 +75,18 @@ def machine_of_device(cluster: Cluster, num_ranks: int) -> Machine:
         gpus=cluster.gpus,
         gpu_memory_bytes=1e9 * cluster.gpu_memory_gb,
         source=cluster.source,
+    )
+
+
+def measured_device(measured: Machine, cluster: Cluster, num_ranks: int) -> Machine:
+    """The same with what GPUs like its own were measured to do; the sizes of hosts, and messages, are the cluster's."""
+    return replace(
+        machine_of_device(cluster, num_ranks),
+        gather_bytes_per_s=measured.gather_bytes_per_s,
+        node_s=measured.node_s,
+        edge_s=measured.edge_s,
+        quantise_s=measured.quantise_s,
+        laws=measured.laws,
     )
 
 

@@ -19,6 +19,7 @@ from polyhop.errors import ConfigError
 from polyhop.plan.law import Law
 
 __all__ = [
+    "ANY_MODEL",
     "Link",
     "Machine",
     "cache_folder",
@@ -27,6 +28,8 @@ __all__ = [
     "save_machine",
     "signature_of_host",
 ]
+
+ANY_MODEL = "any model"  # a law for all that were not timed, of machines that are not at hand
 
 _FILE = "machine.json"
 _VERSION = 2
