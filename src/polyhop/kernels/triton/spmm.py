@@ -1,8 +1,8 @@
 """Weighted sums of gathered rows on the device: one program per list and column block, long lists in pieces.
 
 A program is a warp. Its threads hold V columns that are read at once; L of them lie beside each other in a row, and A such
-sides take edges of their own; each thread has K times as many columns, and T edges at a time. What belongs to an edge is then
-known to the threads that need it, and nothing changes hands before a list's end.
+sides take edges of their own; each thread has K times as many columns, and T edges at a time. What belongs to an edge is
+then known to the threads that need it, and nothing changes hands before a list's end.
 
 Legend: D lists, E edges, F columns; T, A, K, L, V as above.
 """
@@ -79,24 +79,33 @@ def _sum_edges(
 
 
 @triton.jit
+def _side(col_ok, values, A: tl.constexpr):
+    """(values [L, 1, K, V] of [L, K, V], which all A sides know; [L, A, K, V] of the columns that the first side writes)."""
+    side = tl.arange(0, A)[None, :, None, None]
+    return values[:, None, :, :], col_ok[:, None, :, :] & (side == 0)
+
+
+@triton.jit
 def _finish(
     acc, row, first, more, col_ok, pool_rows, h, width, dst_scale, self_scale, out, self_begin, self_end, shift,
-    ADDS: tl.constexpr,
+    ADDS: tl.constexpr, A: tl.constexpr,
 ):  # fmt: skip
     """Scale a list's sum, add its own row, write it."""
     if dst_scale is not None:
         acc *= tl.load(dst_scale + row)
+    acc, ok = _side(col_ok, acc, A)
+    col = (first + more)[:, None, :, :] + tl.zeros([1, A, 1, 1], tl.int32)
     if self_scale is not None:
         has_own = (row >= self_begin) & (row < self_end)
         own = tl.where(has_own, row + shift, 0)
         if pool_rows is not None:
             own = tl.load(pool_rows + own, mask=has_own, other=0)
-        mine = tl.load(h + own * width + first + more, mask=col_ok & has_own, other=0.0).to(acc.dtype)
+        mine = tl.load(h + own * width + col, mask=ok & has_own, other=0.0).to(acc.dtype)
         acc += mine * tl.load(self_scale + row - self_begin, mask=has_own, other=0.0)
-    to = out + row * width + first + more
+    to = out + row * width + col
     if ADDS:
-        acc += tl.load(to, mask=col_ok, other=0.0).to(acc.dtype)
-    tl.store(to, acc.to(out.dtype.element_ty), mask=col_ok)
+        acc += tl.load(to, mask=ok, other=0.0).to(acc.dtype)
+    tl.store(to, acc.to(out.dtype.element_ty), mask=ok)
 
 
 @triton.jit(do_not_specialize=["num_dst", "most", "limit", "self_begin", "self_end", "shift"])
@@ -120,7 +129,7 @@ def _lists(
             if (not ADDS) or end > begin:
                 _finish(
                     acc, row, first, more, col_ok, pool_rows, h, width, dst_scale, self_scale, out, self_begin,
-                    self_end, shift, ADDS,
+                    self_end, shift, ADDS, A,
                 )  # fmt: skip
     elif pid < tl.load(ends + num_dst):
         row = list_of_piece(ends, pid, num_dst)
@@ -130,7 +139,9 @@ def _lists(
             begin, end, first, more, col_ok, indices, pool_rows, h, width, edge_weight, src_scale, SUM, NEAR, WHOLE, T,
             A,
         )  # fmt: skip
-        tl.store(sums + pid * width + first + more, acc, mask=col_ok)
+        acc, ok = _side(col_ok, acc, A)
+        col = (first + more)[:, None, :, :] + tl.zeros([1, A, 1, 1], tl.int32)
+        tl.store(sums + pid * width + col, acc, mask=ok)
 
 
 @triton.jit(do_not_specialize=["num_dst", "self_begin", "self_end", "shift"])
@@ -154,7 +165,7 @@ def _long_lists(
                 acc += tl.sum(tl.load(sums + at, mask=ok, other=0.0), 2)
             _finish(
                 acc, row, first, more, col_ok, pool_rows, h, width, dst_scale, self_scale, out, self_begin, self_end,
-                shift, ADDS,
+                shift, ADDS, 1,
             )  # fmt: skip
 
 
