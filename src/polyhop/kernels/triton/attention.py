@@ -475,9 +475,8 @@ def _blocks(x: Tensor) -> tuple[dict[str, Any], int]:
 
 def _is_whole(consts: dict[str, Any]) -> bool:
     """Whether blocks of heads and threads of a head have nothing but heads and channels."""
-    return (
-        consts["HEADS"] % consts["B"] == 0 and consts["CHANNELS"] == consts["L"] * consts["K"] * consts["V"]
-    )
+    channels = consts["L"] * consts["K"] * consts["V"]
+    return bool(consts["HEADS"] % consts["B"] == 0 and consts["CHANNELS"] == channels)
 
 
 def _facts_blocks(x: Tensor) -> tuple[dict[str, Any], int]:

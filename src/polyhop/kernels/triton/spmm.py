@@ -25,6 +25,7 @@ _BYTES = 512  # of a row that a program reads: 16 for each thread of a warp
 _LINE = 128  # bytes of a row that lie beside each other in a warp's read; its other threads read other edges' rows
 _TURN = 4096  # bytes that a warp reads at a time: 14.0 ms and 15.4 scaled for 123.7 M edges on an H200; 8192: 14.0 and 16.2
 _EDGES = 16  # edges at a time at most, of narrow rows (counted, not timed)
+_NEAR = 2**31  # values that 32 bits number: a row's place is then one multiplication
 _PIECES = 8  # sums of pieces that are read at a time
 
 
@@ -214,7 +215,7 @@ def spmm(
     }
     _lists[(cut.most + num_dst, blocks)](
         indptr, cut.ends, indices, rows, h, width // unit, edge_weight, src_scale, dst_scale, self_scale,
-        out, sums, num_dst, cut.most, cut.limit, *own, **consts, **shape, NEAR=h.numel() < 2**31,
+        out, sums, num_dst, cut.most, cut.limit, *own, **consts, **shape, NEAR=h.numel() < _NEAR,
         WHOLE=width % across == 0,
     )  # fmt: skip
     if cut.most:
