@@ -69,6 +69,14 @@ def test_long_lists_are_cut(
     _check(block, 3, 7, torch.float64, self_loop=self_loop, dropout_p=0.3, dropout_key=KEY)
 
 
+@pytest.mark.parametrize(("heads", "channels"), [(4, 16), (1, 64), (2, 300), (1, 1100)])
+def test_rows_that_fill_a_warp_and_more(
+    make_block: MakeBlock, device: torch.device, poison: None, heads: int, channels: int
+) -> None:
+    block = make_block(6, 9, 40, dst_start=2).to(device)
+    _check(block, heads, channels, torch.float32, self_loop=True)
+
+
 @pytest.mark.parametrize(("num_dst", "num_src", "num_edges"), [(0, 5, 0), (4, 5, 0), (40, 41, 3), (1, 1, 30)])
 @pytest.mark.parametrize("self_loop", [False, True])
 def test_empty_rows_and_blocks(

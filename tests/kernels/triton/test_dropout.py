@@ -9,7 +9,7 @@ KEY = (1 << 63) + 12345  # both words of the key have their upper bits in use
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize(("rows", "width"), [(5, 3), (17, 130), (1, 8), (0, 4), (3, 257)])
+@pytest.mark.parametrize(("rows", "width"), [(5, 3), (17, 130), (1, 8), (0, 4), (3, 257), (2, 1032)])
 @pytest.mark.parametrize("relu", [False, True])
 def test_drops_the_units_of_the_host(
     device: torch.device, poison: None, dtype: torch.dtype, rows: int, width: int, relu: bool

@@ -70,6 +70,24 @@ def test_equals_reference(
 
 
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])
+def test_places_beyond_32_bits(
+    make_block: MakeBlock,
+    device: torch.device,
+    poison: None,
+    monkeypatch: pytest.MonkeyPatch,
+    index: torch.dtype,
+) -> None:
+    """Large matrices take wider numbers, and give the same sums."""
+    from polyhop.kernels.triton import spmm
+
+    block = make_block(20, 45, 150, dst_start=4, dtype=index).to(device)
+    h = torch.randn(45, 132, generator=torch.Generator().manual_seed(0)).to(device)
+    near = aggregate(block, h)
+    monkeypatch.setattr(spmm, "_NEAR", 0)
+    assert torch.equal(aggregate(block, h), near)
+
+
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
 def test_rows_of_a_pool(
     make_block: MakeBlock, device: torch.device, poison: None, index: torch.dtype
 ) -> None:

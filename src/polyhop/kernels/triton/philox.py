@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["key_words", "lane_of", "lanes_of_groups", "lanes_of_words", "philox", "philox_of_ids"]
+__all__ = ["key_words", "lane_of", "lanes_of_words", "philox", "philox_of_ids"]
 
 
 def key_words(key: int) -> tuple[int, int]:
@@ -50,14 +50,6 @@ def lane_of(w0, w1, w2, w3, lane):
     word = lane >> 1
     chosen = tl.where(word == 0, w0, tl.where(word == 1, w1, tl.where(word == 2, w2, w3)))
     return (tl.where(lane & 1 == 1, chosen >> 16, chosen) & 0xFFFF).to(tl.int32)
-
-
-@triton.jit
-def lanes_of_groups(w0, w1, w2, w3):
-    """int32 [R, 8 G]: the 16-bit lanes of words [R, G], the low half first."""
-    words = tl.permute(tl.join(tl.join(w0, w1), tl.join(w2, w3)), (0, 1, 3, 2))  # [R, G, word >> 1, word & 1]
-    halves = tl.join(words & 0xFFFF, words >> 16)
-    return tl.reshape(halves, (w0.shape[0], w0.shape[1] * 8)).to(tl.int32)
 
 
 @triton.jit
