@@ -42,11 +42,26 @@ def _sum_edges(
 
 
 @triton.jit
+def _inverse(count, kind: tl.constexpr):
+    """1 / count, at most 1, rounded as on the host."""
+    one = tl.full([], 1.0, kind)
+    if kind == tl.float64:
+        inverse = one / tl.maximum(count, 1).to(kind)
+    else:
+        inverse = tl.div_rn(one, tl.maximum(count, 1).to(kind))
+    return inverse
+
+
+@triton.jit
 def _finish(
-    acc, row, col, col_ok, pool_rows, h, units, dst_scale, self_scale, out, self_begin, self_end, shift,
-    UNIT: tl.constexpr, ADDS: tl.constexpr,
+    acc, row, count, col, col_ok, pool_rows, h, units, dst_scale, self_scale, means, own_rows, out, self_begin, self_end,
+    shift, UNIT: tl.constexpr, ADDS: tl.constexpr,
 ):  # fmt: skip
-    """Scale a list's sum, add its own row, write it."""
+    """Scale a list's sum, by one over its edges where ``means`` takes that; add its own row, or write it apart; write it."""
+    if means is not None:
+        inverse = _inverse(count, acc.dtype)
+        acc *= inverse
+        tl.store(means + row, inverse)
     if dst_scale is not None:
         acc *= tl.load(dst_scale + row)
     if self_scale is not None:
@@ -56,6 +71,12 @@ def _finish(
             own = tl.load(pool_rows + own, mask=has_own, other=0)
         mine = tl.load(h + own * (units * UNIT) + col, mask=col_ok & has_own, other=0.0).to(acc.dtype)
         acc += mine * tl.load(self_scale + row - self_begin, mask=has_own, other=0.0)
+    if own_rows is not None:
+        own = row + shift
+        if pool_rows is not None:
+            own = tl.load(pool_rows + own)
+        mine = tl.load(h + own * (units * UNIT) + col, mask=col_ok, other=0.0)
+        tl.store(own_rows + row * (units * UNIT) + col, mine, mask=col_ok)
     to = out + row * (units * UNIT) + col
     if ADDS:
         acc += tl.load(to, mask=col_ok, other=0.0).to(acc.dtype)
@@ -64,7 +85,7 @@ def _finish(
 
 @triton.jit(do_not_specialize=["num_dst", "most", "limit", "self_begin", "self_end", "shift"])
 def _lists(
-    indptr, ends, indices, pool_rows, h, units, edge_weight, src_scale, dst_scale, self_scale, out, sums,
+    indptr, ends, indices, pool_rows, h, units, edge_weight, src_scale, dst_scale, self_scale, means, own_rows, out, sums,
     num_dst, most, limit, self_begin, self_end, shift,
     UNIT: tl.constexpr, SUM: tl.constexpr, ADDS: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_F: tl.constexpr,
 ):  # fmt: skip
@@ -82,8 +103,8 @@ def _lists(
             )  # fmt: skip
             if (not ADDS) or end > begin:
                 _finish(
-                    acc, row, col, col_ok, pool_rows, h, units, dst_scale, self_scale, out, self_begin, self_end, shift,
-                    UNIT, ADDS,
+                    acc, row, end - begin, col, col_ok, pool_rows, h, units, dst_scale, self_scale, means, own_rows, out,
+                    self_begin, self_end, shift, UNIT, ADDS,
                 )  # fmt: skip
     elif pid < tl.load(ends + num_dst):
         row = list_of_piece(ends, pid, num_dst)
@@ -98,8 +119,8 @@ def _lists(
 
 @triton.jit(do_not_specialize=["num_dst", "self_begin", "self_end", "shift"])
 def _long_lists(
-    ends, pool_rows, h, units, dst_scale, self_scale, out, sums, num_dst, self_begin, self_end, shift,
-    UNIT: tl.constexpr, SUM: tl.constexpr, ADDS: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_F: tl.constexpr,
+    indptr, ends, pool_rows, h, units, dst_scale, self_scale, means, own_rows, out, sums, num_dst, self_begin, self_end,
+    shift, UNIT: tl.constexpr, SUM: tl.constexpr, ADDS: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_F: tl.constexpr,
 ):  # fmt: skip
     """The program of a long list's first piece sums all of its pieces."""
     pid = tl.program_id(0).to(tl.int64)
@@ -116,9 +137,10 @@ def _long_lists(
                 acc += tl.sum(
                     tl.load(sums + piece[:, None] * (units * UNIT) + col[None, :], mask=ok, other=0.0), 0
                 )
+            count = tl.load(indptr + row + 1) - tl.load(indptr + row)
             _finish(
-                acc, row, col, col_ok, pool_rows, h, units, dst_scale, self_scale, out, self_begin, self_end, shift,
-                UNIT, ADDS,
+                acc, row, count, col, col_ok, pool_rows, h, units, dst_scale, self_scale, means, own_rows, out,
+                self_begin, self_end, shift, UNIT, ADDS,
             )  # fmt: skip
 
 
@@ -135,10 +157,13 @@ def spmm(
     self_scale: Tensor | None = None,
     own: tuple[int, int, int] = (0, 0, 0),
     adds: bool = False,
+    means: Tensor | None = None,
+    own_rows: Tensor | None = None,
 ) -> Tensor:
     """out [D, F] = dst_scale[i] * sum_e edge_weight[e] src_scale[j] h[row(j)] + self_scale[i - own[0]] h[row(i + own[2])].
 
-    The self term is for own[0] <= i < own[1]. Factors are of the sums' dtype; ``adds`` adds to what out holds.
+    The self term is for own[0] <= i < own[1]. Factors are of the sums' dtype; ``adds`` adds to what out holds. ``means`` [D]
+    takes 1 / edges of each list, by which its sum is multiplied too; ``own_rows`` [D, F] takes h[row(i + own[2])].
     """
     num_dst, width = indptr.numel() - 1, h.shape[1]
     if num_dst == 0 or width == 0:
@@ -154,13 +179,14 @@ def spmm(
     }  # fmt: skip
     blocks = triton.cdiv(width, block)
     _lists[(cut.most + num_dst, blocks)](
-        indptr, cut.ends, indices, rows, h, width // unit, edge_weight, src_scale, dst_scale, self_scale,
-        out, sums, num_dst, cut.most, cut.limit, *own, **consts,
+        indptr, cut.ends_or(indptr), indices, rows, h, width // unit, edge_weight, src_scale, dst_scale, self_scale, means,
+        own_rows, out, sums, num_dst, cut.most, cut.limit, *own, **consts,
     )  # fmt: skip
     if cut.most:
         _long_lists[(cut.most, blocks)](
-            cut.ends, rows, h, width // unit, dst_scale, self_scale, out, sums, num_dst, *own, **consts
-        )
+            indptr, cut.ends, rows, h, width // unit, dst_scale, self_scale, means, own_rows, out, sums, num_dst, *own,
+            **consts,
+        )  # fmt: skip
     return out
 
 
