@@ -191,6 +191,8 @@ def serves_hops(num_seeds: int, fanouts: Sequence[int], num_nodes: int, num_edge
     """Whether ``draw_hops`` serves: fan-outs of a kernel, and what they may reach at most is not too much to take ahead."""
     if num_seeds == 0 or num_edges == 0 or not all(0 < fanout <= MOST for fanout in fanouts):
         return False
+    if num_nodes + _MOST_EDGES >= 2**31:  # places of edges come after those of rows, in 32 bits
+        return False
     return _bounds(num_seeds, fanouts, num_nodes, num_edges)[-1][1] <= _MOST_EDGES
 
 
