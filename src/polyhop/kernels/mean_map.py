@@ -35,7 +35,12 @@ class _TwoPlaces(Protocol):
 
 def counts_edges(block: Any, h: Any) -> bool:
     """Whether ``mean_map`` needs no scale: mean rows of the edges that a sampled block has, on a device."""
-    if not isinstance(h, Tensor) or not block.is_sampled or block.num_drawn is not None:
+    if (
+        not isinstance(h, Tensor)
+        or h.dtype not in _DTYPES
+        or not block.is_sampled
+        or block.num_drawn is not None
+    ):
         return False
     is_pool_learned = block.rows is not None and h.requires_grad
     return not is_pool_learned and device.serves(h, block.indptr, dtypes=_DTYPES)

@@ -163,7 +163,8 @@ class NeighborLoader:
             if graph.y is None:
                 return Loaded(batch, x, None)
             is_matrix = graph.y.dim() == 2 and graph.y.is_floating_point()
-            return Loaded(batch, x, gather_rows(graph.y, seeds) if is_matrix else graph.y[seeds])
+            y = gather_rows(graph.y, seeds, are_checked=True) if is_matrix else graph.y[seeds]
+            return Loaded(batch, x, y)
 
     def _gathered(self, x: FeatureStore, ids: Tensor) -> Tensor | SparseRows:
         if (
