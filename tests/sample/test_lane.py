@@ -27,6 +27,7 @@ def test_the_oldest_results_are_waited_for() -> None:
 def test_nothing_is_kept_where_there_are_no_streams() -> None:
     lane = Lane(torch.device("cpu"))
     lane.follow()
+    lane.reads(torch.ones(2))
     with lane.work():
         mark = lane.mark()
     lane.hand_over(mark, [torch.ones(2)])

@@ -33,6 +33,11 @@ class Lane:
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
 
+    def reads(self, tensor: Tensor) -> None:
+        """What is launched here reads the caller's tensor: its memory is not reused before that has been done."""
+        if self._stream is not None and tensor.is_cuda:
+            tensor.record_stream(self._stream)
+
     def work(self) -> AbstractContextManager[Any]:
         """Launch inside this."""
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)

@@ -124,7 +124,7 @@ class NeighborLoader:
 
         steps = range(start_step, len(self))
         if self._lane is not None:
-            return self._handed_over(load, steps, self._lane)
+            return self._handed_over(load, steps, self._lane, order)
         return self._ahead(load, steps)
 
     def _ahead(self, load: Callable[[int], T], steps: range) -> Iterator[T]:
@@ -132,9 +132,12 @@ class NeighborLoader:
             return map(load, steps)
         return ahead(load, steps, self.num_workers, self.prefetch)
 
-    def _handed_over(self, load: Callable[[int], Loaded], steps: range, lane: Lane) -> Iterator[Loaded]:
+    def _handed_over(
+        self, load: Callable[[int], Loaded], steps: range, lane: Lane, order: Tensor
+    ) -> Iterator[Loaded]:
         """The same, made beside what the caller launches."""
         lane.follow()
+        lane.reads(order)
 
         def launched(step: int) -> tuple[Loaded, Any]:
             lane.keep_step()
