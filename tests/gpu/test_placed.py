@@ -91,14 +91,14 @@ def test_threads_far_ahead_of_the_device(make_graph: Callable[..., Graph], cache
 
 def _waits(work: Callable[[], Any]) -> tuple[Any, int]:
     """What work gives, and how often torch waited for the device in it."""
-    torch.cuda.set_sync_debug_mode("warn")
-    try:
-        with warnings.catch_warnings(record=True) as seen:
-            warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")  # which warns, once, that it may miss some
+        try:
             made = work()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    return made, sum("synchronizing" in str(each.message) for each in seen)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return made, sum("called a synchronizing CUDA operation" in str(each.message) for each in seen)
 
 
 @pytest.mark.parametrize("cache", [None, 0])
