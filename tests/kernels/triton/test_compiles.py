@@ -1,4 +1,4 @@
-"""Kernels of a mini-batch step compile for a Hopper device, which need not be there: the interpreter takes more than that."""
+"""Kernels of a mini-batch step compile for a Hopper device, which need not be there: the interpreter takes more."""
 
 from __future__ import annotations
 
