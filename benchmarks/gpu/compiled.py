@@ -534,7 +534,8 @@ def _sampling() -> Iterator[Case]:
     import torch
 
     from polyhop.kernels.triton import relabel
-    from polyhop.kernels.triton.sample import draw
+    from polyhop.kernels.triton.sample import draw, draw_hops
+    from polyhop.kernels.triton.transpose import transpose
 
     block, rows = _graph(4096, 40), torch.arange(4096)
     num, edges = 165_000, 600_000  # of the last of the bench's hops, about
@@ -546,6 +547,14 @@ def _sampling() -> Iterator[Case]:
         "relabel", lambda: relabel._place[(4,)](rows, table, 4096, BLOCK=relabel._IDS, num_warps=4), edges / 4096, 0,
         16 * edges,
     )  # fmt: skip
+    hops: dict[str, Any] = {"table": table, "keep_edges": False}
+    yield Case(
+        "mini-batch of 15, 10, 5", lambda: draw_hops(block.indptr, block.indices, rows[:64], [15, 10, 5], [1, 2, 3], **hops),
+        1, 0, 0,
+    )  # fmt: skip
+    yield Case(
+        "transpose", lambda: transpose(block.indptr, block.indices, 4096), edges / 163_840, 0, 40 * edges
+    )
 
 
 def _short(dtype: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -57,6 +58,102 @@ def test_the_same_mini_batches(
                         assert torch.equal(value, getattr(b, name).cpu()), name
 
 
+@pytest.mark.parametrize("cache", [None, 0, 1000])
+def test_threads_far_ahead_of_the_device(make_graph: Callable[..., Graph], cache: int | None) -> None:
+    """What is handed over is there when the device comes to it, and not overwritten before: results are read long after."""
+    graph = make_graph(200)
+    assert graph.split is not None
+    found = place_graph(
+        graph, CUDA, 1 << 30, cache=cache, train_ids=graph.split.train, batch_size=8, num_neighbors=FAN_OUTS
+    )
+    assert found is not None
+    ids, given = torch.arange(200), {"batch_size": 8, "seed": 5}
+    here = NeighborLoader(graph, FAN_OUTS, ids, **given)  # type: ignore[arg-type]
+    there = NeighborLoader(
+        found.graph, FAN_OUTS, ids, device=CUDA, num_workers=2, prefetch=3, transposes=True, **given
+    )  # type: ignore[arg-type]
+    work, sums = torch.randn(3000, 3000, device=CUDA), []
+    for epoch in range(4):
+        for two in there.batches(epoch):
+            work = torch.nn.functional.normalize(work @ work)  # the device is busy meanwhile
+            block, turned = two.batch.blocks[1], two.batch.blocks[1].transposed()
+            parts = (two.x, two.batch.input_ids, block.indices, turned.indptr, turned.indices, turned.edge)
+            sums.append([part.double().sum() for part in parts if isinstance(part, torch.Tensor)])
+    found_sums = torch.tensor([[float(each) for each in step] for step in sums])
+    expected = []
+    for epoch in range(4):
+        for one in here.batches(epoch):
+            block, turned = one.batch.blocks[1], one.batch.blocks[1].transposed()
+            parts = (one.x, one.batch.input_ids, block.indices, turned.indptr, turned.indices, turned.edge)
+            expected.append([float(part.double().sum()) for part in parts if isinstance(part, torch.Tensor)])
+    torch.testing.assert_close(found_sums, torch.tensor(expected))
+
+
+def _waits(work: Callable[[], Any]) -> tuple[Any, int]:
+    """What work gives, and how often torch waited for the device in it."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")  # which warns, once, that it may miss some
+        try:
+            made = work()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return made, sum("called a synchronizing CUDA operation" in str(each.message) for each in seen)
+
+
+@pytest.mark.parametrize("cache", [None, 0])
+def test_a_step_waits_once_and_training_never(make_graph: Callable[..., Graph], cache: int | None) -> None:
+    graph = make_graph(200)
+    assert graph.split is not None
+    assert graph.y is not None
+    found = place_graph(
+        graph, CUDA, 1 << 30, cache=cache, train_ids=graph.split.train, batch_size=16, num_neighbors=FAN_OUTS
+    )
+    assert found is not None
+    loader = NeighborLoader(
+        found.graph,
+        FAN_OUTS,
+        batch_size=16,
+        device=CUDA,
+        num_workers=0,
+        in_place=cache is None,
+        transposes=True,
+    )
+    model = GraphSAGE(graph.num_features, 12, num_layers=2, out_channels=graph.num_classes).cuda()
+    optimizer = torch.optim.Adam(model.parameters(), fused=True)
+
+    def train(loaded: Any) -> torch.Tensor:
+        logits = model(loaded.x, list(loaded.batch.blocks))
+        loss = torch.nn.functional.cross_entropy(logits, loaded.y, reduction="sum")
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    for loaded in loader.batches(0):  # kernels are compiled, and what is kept is made
+        train(loaded)
+    batches = loader.batches(1)
+    for _ in range(3):
+        loaded, waits = _waits(lambda: next(batches))
+        assert waits <= 1
+        _, waits = _waits(lambda loaded=loaded: train(loaded))
+        assert waits == 0
+
+
+def test_placed_unasked(make_graph: Callable[..., Graph], capsys: pytest.CaptureFixture[str]) -> None:
+    graph = make_graph(200)
+    told = []
+    for given in ({}, {"device_cache": 0}, {"sampler": "labor"}):
+        model = GraphSAGE(graph.num_features, 12, num_layers=2, out_channels=graph.num_classes)
+        Trainer(max_epochs=1, num_neighbors=FAN_OUTS, device="cuda", progress="plain", **given).fit(
+            model, graph
+        )  # type: ignore[arg-type]
+        both = capsys.readouterr()
+        told.append(both.out + both.err)
+    assert "on the device: the graph's lists and 200 of 200 input rows" in told[0]
+    assert "on the device" not in told[1]
+    assert "mini-batches are drawn on the CPU: the device has no kernel for such draws" in told[2]
+
+
 def test_mini_batches_of_the_host_are_brought(make_graph: Callable[..., Graph]) -> None:
     graph = make_graph(200, sparse=True)
     here = NeighborLoader(graph, FAN_OUTS, batch_size=16, seed=5)
@@ -80,7 +177,7 @@ def test_lists_in_pinned_memory(make_graph: Callable[..., Graph], dtype: torch.d
         assert torch.equal(a.indices, b.indices.cpu())
 
 
-@pytest.mark.parametrize("cache", [None, 0, 1000, "1MB"])
+@pytest.mark.parametrize("cache", [None, 0, 1, 1000, "1MB"])
 @pytest.mark.parametrize("name", MODELS)
 def test_weights_of_the_cpu(make_graph: Callable[..., Graph], name: str, cache: int | str | None) -> None:
     graph = make_graph()

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from polyhop.errors import ConfigError
+from polyhop.errors import ConfigError, InputError
 from polyhop.graph import DenseFeatures, Graph, PlacedFeatures, SparseRows
+from polyhop.kernels import transpose
+from polyhop.kernels.sample import has_device_kernel
 from polyhop.nn import GraphSAGE
-from polyhop.sample import Loaded, NeighborLoader
+from polyhop.sample import Loaded, NeighborLoader, loader
+from polyhop.strategies import Placement, single
 from polyhop.strategies.placed import Placed, place_graph
 from polyhop.trainer import Trainer
 
@@ -123,6 +127,96 @@ def test_a_cache_of_a_device_that_is_not_there(make_graph: MakeGraph) -> None:
     )
     with pytest.raises(ConfigError, match="rows are read where they are; leave it out"):
         trainer.fit(model, graph)
+
+
+class TestUnasked:
+    """On a CUDA device that is not there: what would be placed is, in memory."""
+
+    @pytest.fixture(autouse=True)
+    def device(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.free, self.asked = 1 << 30, []
+
+        def place(graph: Graph, device: torch.device, room: int, **given: Any) -> Placed | None:
+            self.asked.append((device.type, room, given["cache"]))
+            return place_graph(graph, CPU, room, **given)
+
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (self.free, 1 << 40))
+        monkeypatch.setattr(single, "place_graph", place)
+        monkeypatch.setattr(single, "has_device_kernel", lambda fan_outs, sampler: sampler == "uniform")
+
+    def place(self, graph: Graph, device: str = "cuda", **given: Any) -> tuple[Placed | None, str | None]:
+        assert graph.split is not None
+        options = Trainer(num_neighbors=FAN_OUTS, **given)
+        config = single.Config(FAN_OUTS, sampler=options.sampler, device_room=options.device_room)
+        return single._placed(graph, FAN_OUTS, graph.split.train, config, Placement(torch.device(device)))
+
+    def test_what_fits_half_of_the_free_memory_is_there(self, make_graph: MakeGraph) -> None:
+        found, note = self.place(make_graph(200))
+        assert found is not None
+        assert found.is_whole
+        assert self.asked == [("cuda", self.free // 2, None)]
+        assert note is not None
+        assert note.startswith("on the device: the graph's lists and 200 of 200 input rows")
+        assert "device_cache=0" in note
+
+    def test_what_was_asked_for_is_done(self, make_graph: MakeGraph) -> None:
+        graph = make_graph(200)
+        assert self.place(graph, device_cache=0) == (None, None)
+        assert self.place(graph, device_cache="0") == (None, None)
+        assert self.place(graph, device="cpu") == (None, None)
+        assert self.asked == []
+        found, note = self.place(graph, device_cache=1000)
+        assert found is not None
+        assert note == found.note
+        assert self.asked == [("cuda", self.free // 2, 1000)]
+
+    def test_what_does_not_fit_stays_and_is_told(self, make_graph: MakeGraph) -> None:
+        graph, self.free = make_graph(200), 100
+        found, note = self.place(graph)
+        assert found is None
+        assert note is not None
+        assert "mini-batches are drawn on the CPU: the graph cannot be on cuda" in note
+        with pytest.raises(ConfigError, match="leave device_cache out"):
+            self.place(graph, device_cache=1000)
+
+    def test_draws_without_a_kernel_stay_unless_asked_for(self, make_graph: MakeGraph) -> None:
+        graph = make_graph(200)
+        found, note = self.place(graph, sampler="labor")
+        assert found is None
+        assert note == "mini-batches are drawn on the CPU: the device has no kernel for such draws"
+        found, _ = self.place(graph, sampler="labor", device_cache="1MB")
+        assert found is not None
+
+
+def test_which_draws_have_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setenv("POLYHOP_KERNELS", "auto")
+    assert has_device_kernel([15, 10, 5], "uniform")
+    assert not has_device_kernel([15, -1], "uniform")
+    assert not has_device_kernel([15, 40], "uniform")
+    assert not has_device_kernel([15], "labor")
+    monkeypatch.setenv("POLYHOP_KERNELS", "reference")
+    assert not has_device_kernel([15, 10, 5], "uniform")
+
+
+def test_transposed_edges_come_along(make_graph: MakeGraph) -> None:
+    graph = make_graph(200)
+    for loaded in NeighborLoader(graph, FAN_OUTS, batch_size=16, device=CPU, transposes=True).batches(0):
+        first, second = loaded.batch.blocks
+        assert "t" not in first._cache
+        assert torch.equal(
+            second._cache["t"].indptr, transpose(second.indptr, second.indices, second.num_src)[0]
+        )
+        made = {tensor.data_ptr() for tensor in loader._tensors(loaded)}
+        assert second._cache["t"].edge.data_ptr() in made, "memory that is handed over is known to be"
+
+
+def test_rows_that_are_too_few_are_told(make_graph: MakeGraph) -> None:
+    graph = make_graph(200)
+    assert graph.x is not None
+    short = replace(graph, x=DenseFeatures(graph.x.all()[:100]))
+    with pytest.raises(InputError, match="200 nodes, ids of which are outside the 100 stored rows"):
+        NeighborLoader(short, FAN_OUTS, device=CPU)
 
 
 def test_a_failed_draw_is_told_where_it_is_waited_for(make_graph: MakeGraph) -> None:

@@ -168,7 +168,8 @@ def command(
         str | None,
         typer.Option(
             help="Memory of the device for input rows that are read most, such as 4GB: in strategy split of each rank's "
-            "own; in strategy single on a GPU of the graph, where mini-batches are then drawn, too.",
+            "own; in strategy single on a GPU of the graph, where mini-batches are then drawn, too: unasked, where its "
+            "lists fit half of the free memory; 0 draws them on the CPU.",
             rich_help_panel="Ranks",
         ),
     ] = None,

@@ -54,7 +54,8 @@ class PlacedFeatures:
         return self.rest.dtype
 
     def gather(self, ids: Tensor) -> Tensor:
-        return gather_rows(self.hot, self.place.index_select(0, ids), second=self.rest, scale=self.scale)
+        rows = self.place.index_select(0, ids)  # which checks ids
+        return gather_rows(self.hot, rows, second=self.rest, scale=self.scale, are_checked=True)
 
     def all(self) -> Tensor:
         """Every row, in memory of the host."""

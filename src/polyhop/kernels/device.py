@@ -17,7 +17,7 @@ from torch import Tensor
 from polyhop.errors import KernelError
 from polyhop.kernels import native
 
-__all__ = ["FLOATS", "interprets", "runs_on", "serves"]
+__all__ = ["FLOATS", "has_kernels", "interprets", "runs_on", "serves"]
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16)
 
@@ -53,6 +53,11 @@ def serves(*tensors: Tensor | None, dtypes: tuple[torch.dtype, ...] = FLOATS) ->
 def runs_on(tensor: Tensor) -> bool:
     """Which of the two kernels an autograd function runs that one of them serves: Triton's, or else the native one."""
     return tensor.is_cuda or (native.mode() == "triton" and interprets())
+
+
+def has_kernels() -> bool:
+    """Whether tensors on a CUDA device would be served by kernels rather than by plain torch."""
+    return native.mode() in ("auto", "triton") and _missing() is None
 
 
 @cache

@@ -26,17 +26,19 @@ def gather_rows(
     second: Tensor | None = None,
     scale: Tensor | None = None,
     out: Tensor | None = None,
+    are_checked: bool = False,
 ) -> Tensor:
     """[n, F]: rows ``ids`` (int64 [n]) of values [N, F]; bfloat16, int8 and uint8 become float32.
 
     With ``second`` [M, F], of the same dtype, ids N .. N+M-1 are its rows; rows in two places get no gradient. ``scale``
     [F] multiplies each column. ``out`` receives the result if given (not differentiable then). An id outside the stored
     rows is an InputError naming its position. With ids on a CUDA device, values and second may each be there or in pinned
-    host memory, from which the device reads just the wanted rows; rows on the host get no gradient.
+    host memory, from which the device reads just the wanted rows; rows on the host get no gradient. ``are_checked``: ids are
+    known to be good, so that a device need not be waited for.
     """
     dtype = _check(values, ids, scale, out)
     if second is not None:
-        return _from_two(values, second, ids, scale, out, dtype)
+        return _from_two(values, second, ids, scale, out, dtype, are_checked)
     learned = scale is not None and scale.requires_grad and torch.is_grad_enabled() and out is None
     from_host = values.device != ids.device
     on_device = not learned and _serves_device(values, None, ids, scale, out)
@@ -52,17 +54,23 @@ def gather_rows(
     if out is not None or from_host:
         if out is None:
             out = torch.empty(ids.numel(), values.shape[1], dtype=dtype, device=ids.device)
-        _run(values.detach().contiguous(), ids.contiguous(), factor, out)
+        _run(values.detach().contiguous(), ids.contiguous(), factor, out, are_checked=are_checked)
         return out
     if learned:
         _check_ids(ids, values.shape[0])
         return reference.gather_rows(values, ids, scale)
-    result: Tensor = _Gather.apply(values.contiguous(), ids.contiguous(), factor, dtype)
+    result: Tensor = _Gather.apply(values.contiguous(), ids.contiguous(), factor, dtype, are_checked)
     return result
 
 
 def _from_two(
-    values: Tensor, second: Tensor, ids: Tensor, scale: Tensor | None, out: Tensor | None, dtype: torch.dtype
+    values: Tensor,
+    second: Tensor,
+    ids: Tensor,
+    scale: Tensor | None,
+    out: Tensor | None,
+    dtype: torch.dtype,
+    are_checked: bool,
 ) -> Tensor:
     checks.two_places("gather_rows", "values", values, second, from_host=ids.is_cuda)
     learned = scale is not None and scale.requires_grad and torch.is_grad_enabled() and out is None
@@ -70,7 +78,8 @@ def _from_two(
         factor = None if scale is None else scale.detach().to(dtype).contiguous()
         if out is None:
             out = torch.empty(ids.numel(), values.shape[1], dtype=dtype, device=ids.device)
-        _run(values.detach().contiguous(), ids.contiguous(), factor, out, second.detach().contiguous())
+        given = values.detach().contiguous(), ids.contiguous(), factor, out, second.detach().contiguous()
+        _run(*given, are_checked=are_checked)
         return out
     if learned or not native.serves(values, second, ids, scale, out, dtypes=_DTYPES, op="ph_gather_pooled"):
         _check_ids(ids, values.shape[0] + second.shape[0])
@@ -142,12 +151,18 @@ def _bad_id(ids: Tensor, at: int, limit: int) -> InputError:
 
 
 def _run(
-    values: Tensor, ids: Tensor, scale: Tensor | None, out: Tensor, second: Tensor | None = None
+    values: Tensor,
+    ids: Tensor,
+    scale: Tensor | None,
+    out: Tensor,
+    second: Tensor | None = None,
+    *,
+    are_checked: bool = False,
 ) -> None:
     if device.runs_on(ids):
         from polyhop.kernels.triton.gather import gather_rows as run
 
-        bad = run(values, second, ids, scale, out)
+        bad = run(values, second, ids, scale, out, are_checked=are_checked and not checks.is_debug())
         if bad >= 0:
             raise _bad_id(ids, bad, values.shape[0] + (0 if second is None else second.shape[0]))
         return
@@ -161,10 +176,12 @@ def _run(
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, values: Tensor, ids: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+    def forward(
+        ctx: Any, values: Tensor, ids: Tensor, scale: Tensor | None, dtype: torch.dtype, are_checked: bool
+    ) -> Tensor:
         ctx.ids, ctx.scale, ctx.rows, ctx.dtype = ids, scale, values.shape[0], values.dtype
         out = torch.empty(ids.numel(), values.shape[1], dtype=dtype, device=ids.device)
-        _run(values, ids, scale, out)
+        _run(values, ids, scale, out, are_checked=are_checked)
         return out
 
     @staticmethod
@@ -176,9 +193,9 @@ class _Gather(torch.autograd.Function):
             from polyhop.kernels.triton.scatter import scatter_add_rows
 
             scatter_add_rows(out, ctx.ids, grad)
-            return out.to(ctx.dtype), None, None, None
+            return out.to(ctx.dtype), *[None] * 4
         native.call(
             "ph_scatter_add_rows", out, native.float_code(out), ctx.rows, ctx.ids, ctx.ids.numel(), grad,
             grad.shape[1], native.num_threads(),
         )  # fmt: skip
-        return out.to(ctx.dtype), None, None, None
+        return out.to(ctx.dtype), *[None] * 4

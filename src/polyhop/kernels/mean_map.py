@@ -5,7 +5,8 @@ but one node to go back through instead of five. On mini-batches of a few seeds,
 of a step.
 
 On a device products add to what others gave, so that no pass over the rows adds them up, and the gradient of the sums is
-written over them. Values are those of the pieces; gradients may differ from theirs by the rounding of one product.
+written over them. Values are those of the pieces; gradients may differ by the rounding of one product. Of sampled
+blocks the first kernel counts the edges for itself and copies own rows out of a pool: one launch instead of six.
 
 Legend: D destinations, S sources, P pool rows, F columns, O columns of the result.
 """
@@ -22,7 +23,7 @@ from torch.nn import functional
 from polyhop.kernels import checks, device, native
 from polyhop.kernels.owned import is_last_pass
 
-__all__ = ["mean_map"]
+__all__ = ["counts_edges", "mean_map"]
 
 _DTYPES = (torch.float32, torch.float64)
 
@@ -37,26 +38,48 @@ class _TwoPlaces(Protocol):
     def second(self) -> Tensor: ...
 
 
+def counts_edges(block: Any, h: Any) -> bool:
+    """Whether ``mean_map`` needs no scale: mean rows of the edges that a sampled block has, on a device."""
+    is_plain = isinstance(h, Tensor) and h.dtype in _DTYPES
+    if not is_plain or not block.is_sampled or block.num_drawn is not None:
+        return False
+    is_pool_learned = block.rows is not None and h.requires_grad
+    return not is_pool_learned and device.serves(h, block.indptr, dtypes=_DTYPES)
+
+
 def mean_map(
     block: Any,
     h: Tensor | _TwoPlaces,
     weight: Tensor,
     bias: Tensor | None,
     own_weight: Tensor,
-    dst_scale: Tensor,
+    dst_scale: Tensor | None,
     *,
     map_first: bool = False,
 ) -> Tensor | None:
     """[D, O]: dst_scale[i] * sum_j h[j] times weight^T + bias + h[dst_start + i] times own_weight^T; weights [O, F].
 
     h [S, F], or two places [P, F] that ``block.rows`` point into. ``map_first`` sums rows that were multiplied. None where
-    the pieces must do it: other dtypes, autocast, a pool in one place, on the CPU products first, on a device two places.
+    the pieces must do it: other dtypes, autocast, a pool in one place, on the CPU products first, on a device two places. No
+    scale means one over each destination's edges, where ``counts_edges``; h may be a pool in one place then.
     """
     first, second = (h, None) if isinstance(h, Tensor) else (h.first, h.second)
     rows, op = block.rows, "ph_spmm" if second is None else "ph_spmm_pooled"
+    autocasts = torch.is_autocast_enabled(first.device.type)
+    if dst_scale is None:
+        if (
+            autocasts
+            or not first.dtype == weight.dtype == own_weight.dtype
+            or (map_first and rows is not None)
+        ):
+            return None
+        _check(block, first, None, None)
+        counted: Tensor = _OnDevice.apply(
+            first.contiguous(), weight, bias, own_weight, block, None, map_first
+        )
+        return counted
     if first.dtype not in _DTYPES or not weight.dtype == own_weight.dtype == dst_scale.dtype == first.dtype:
         return None
-    autocasts = torch.is_autocast_enabled(first.device.type)
     if (rows is None) != (second is None) or dst_scale.requires_grad or autocasts:
         return None
     given = (first, weight, own_weight, block.indptr, dst_scale)
@@ -83,7 +106,7 @@ def mean_map(
     return found
 
 
-def _check(block: Any, first: Tensor, second: Tensor | None, dst_scale: Tensor) -> None:
+def _check(block: Any, first: Tensor, second: Tensor | None, dst_scale: Tensor | None) -> None:
     checks.csr("mean_map", block.indptr, block.indices, block.num_src)
     checks.require(first.dim() == 2, lambda: f"mean_map: h must be a matrix, got {list(first.shape)}")
     checks.vector("mean_map", "dst_scale", dst_scale, block.num_dst)
@@ -95,6 +118,9 @@ def _check(block: Any, first: Tensor, second: Tensor | None, dst_scale: Tensor) 
         )
         if checks.is_debug():
             checks.bounds("mean_map", "rows", block.rows, first.shape[0] + second.shape[0])
+        return
+    if dst_scale is None and block.rows is not None:
+        checks.same_device("mean_map", indptr=block.indptr, h=first, rows=block.rows)
         return
     checks.require(
         first.shape[0] == block.num_src,
@@ -139,7 +165,7 @@ class _MeanMap(torch.autograd.Function):
 
 
 class _OnDevice(torch.autograd.Function):
-    """By the Triton kernels, in either order."""
+    """By the Triton kernels, in either order. Without a scale they count edges; rows of a pool get no gradient then."""
 
     @staticmethod
     def forward(
@@ -149,18 +175,36 @@ class _OnDevice(torch.autograd.Function):
         bias: Tensor | None,
         own_weight: Tensor,
         block: Any,
-        dst_scale: Tensor,
+        dst_scale: Tensor | None,
         map_first: bool,
     ) -> Tensor:
-        ctx.block, ctx.dst_scale, ctx.map_first = block, dst_scale, map_first
-        own, indptr, indices = _own(block, h, None), block.indptr.contiguous(), block.indices.contiguous()
+        means = torch.empty(block.num_dst, dtype=h.dtype, device=h.device) if dst_scale is None else None
+        ctx.block, ctx.dst_scale, ctx.map_first = block, means if dst_scale is None else dst_scale, map_first
+        indptr, indices, scales = (
+            block.indptr.contiguous(),
+            block.indices.contiguous(),
+            {"dst_scale": dst_scale, "means": means},
+        )
         if map_first:
             ctx.save_for_backward(None, h, weight, own_weight)
-            out, mapped = functional.linear(own, own_weight, bias), functional.linear(h, weight)
-            return _on_device(indptr, indices, mapped, out, dst_scale=dst_scale, adds=True)
-        sums = h.new_empty(block.num_dst, h.shape[1])
-        _on_device(indptr, indices, h, sums, dst_scale=dst_scale)
-        ctx.save_for_backward(sums, h if ctx.needs_input_grad[3] else None, weight, own_weight)
+            out, mapped = (
+                functional.linear(_own(block, h, None), own_weight, bias),
+                functional.linear(h, weight),
+            )
+            return _on_device(indptr, indices, mapped, out, adds=True, **scales)
+        sums = torch.empty(block.num_dst, h.shape[1], dtype=h.dtype, device=h.device)
+        if block.rows is None:
+            _on_device(indptr, indices, h, sums, **scales)
+            own, kept = _own(block, h, None), h
+        else:
+            own = kept = torch.empty_like(sums)
+            places = {
+                "rows": block.rows.contiguous(),
+                "own": (0, block.num_dst, block.dst_start),
+                "own_rows": own,
+            }
+            _on_device(indptr, indices, h, sums, **scales, **places)
+        ctx.save_for_backward(sums, kept if ctx.needs_input_grad[3] else None, weight, own_weight)
         return functional.linear(sums, weight, bias).addmm_(own, own_weight.t())
 
     @staticmethod
@@ -185,7 +229,7 @@ class _OnDevice(torch.autograd.Function):
             h_grad,
             weight_grad,
             grad.sum(0) if needs_bias else None,
-            grad.t().mm(_own(block, h, None)) if needs_own_weight else None,
+            grad.t().mm(h if block.rows is not None else _own(block, h, None)) if needs_own_weight else None,
             None,
             None,
             None,

@@ -22,7 +22,15 @@ from polyhop.errors import ConfigError, InputError, KernelError, unknown
 from polyhop.kernels import checks, device, native, reference
 from polyhop.kernels.variates import packed_keys
 
-__all__ = ["METHODS", "Sampled", "SampledLayer", "Sampler", "check_fanouts", "sample_reference"]
+__all__ = [
+    "METHODS",
+    "Sampled",
+    "SampledLayer",
+    "Sampler",
+    "check_fanouts",
+    "has_device_kernel",
+    "sample_reference",
+]
 
 METHODS = reference.DRAW_METHODS
 _TABLES = ("auto", "dense", "hash")
@@ -110,8 +118,22 @@ class Sampler:
     ) -> Sampled:
         from polyhop.kernels.triton import relabel, sample
 
-        if self._rows is None:
-            self._rows = relabel.Table(self._indptr.numel() - 1, seeds.device)
+        rows, self._rows = self._rows, None  # kept below, once it is free again
+        if rows is None:
+            rows = relabel.Table(self._indptr.numel() - 1, seeds.device)
+        size = (self._indptr.numel() - 1, self._indices.numel())
+        if method == "uniform" and sample.serves_hops(seeds.numel(), fanouts, *size):
+            src_ids, in_degree, drawn = sample.draw_hops(
+                self._indptr,
+                self._indices,
+                seeds,
+                fanouts,
+                keys,
+                table=rows.first,
+                keep_edges=self._keep_edges,
+            )
+            self._rows = rows
+            return Sampled(src_ids, in_degree, tuple(SampledLayer(*layer) for layer in drawn))
         ids, layers = seeds, []
         for fanout, key in zip(fanouts, keys, strict=True):
             if method == "uniform" and 0 < fanout <= sample.MOST:
@@ -120,8 +142,9 @@ class Sampler:
                 ends, edge = reference.draw(
                     self._indptr, self._indices, ids, fanout, key, ids=ids, method=method
                 )
-            ids, local = self._rows.relabel(ids, self._sources(edge).long())
+            ids, local = rows.relabel(ids, self._sources(edge).long())
             layers.append(SampledLayer(ends, local, edge if self._keep_edges else None, ids.numel()))
+        self._rows = rows
         return Sampled(ids, (self._indptr[ids + 1] - self._indptr[ids]).to(torch.int32), tuple(layers))
 
     def _sources(self, edge: Tensor) -> Tensor:
@@ -192,6 +215,15 @@ class Sampler:
         return KernelError(
             f"sample: out of memory for a mini-batch of {seeds.numel()} seeds; use fewer or smaller fan-outs"
         )
+
+
+def has_device_kernel(fanouts: Sequence[int], method: str) -> bool:
+    """Whether a CUDA device draws such mini-batches by kernels; others it draws in plain torch."""
+    if method != "uniform" or not device.has_kernels():
+        return False
+    from polyhop.kernels.triton.sample import MOST
+
+    return all(0 < fanout <= MOST for fanout in fanouts)
 
 
 def check_fanouts(fanouts: Sequence[int]) -> tuple[int, ...]:

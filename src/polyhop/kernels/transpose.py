@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from polyhop.kernels import checks, native, reference
+from polyhop.kernels import checks, device, native, reference
 
 __all__ = ["transpose"]
 
@@ -19,6 +19,10 @@ def transpose(indptr: Tensor, indices: Tensor, num_src: int) -> tuple[Tensor, Te
     The last two have the dtype of ``indices`` (int32 or int64 [E]); ``indptr`` is int64 [D + 1].
     """
     checks.csr("transpose", indptr, indices, num_src)
+    if device.serves(indptr, indices):
+        from polyhop.kernels.triton.transpose import transpose as run
+
+        return run(indptr.contiguous(), indices.contiguous(), num_src)
     if not native.serves(indptr, indices, op="ph_transpose"):
         return reference.transpose(indptr, indices, num_src)
     t_indptr = torch.empty(num_src + 1, dtype=torch.int64)

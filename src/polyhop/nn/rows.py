@@ -35,7 +35,7 @@ def gathered(x: Rows, block: Block) -> tuple[Tensor | SparseRows, Block]:
         return (x.all() if isinstance(x, PooledRows) else x), block
     if isinstance(x, SparseRows):
         raise UnsupportedError("sparse rows cannot be a pool: gather them first (SparseFeatures.gather)")
-    rows = x.gather(block.rows) if isinstance(x, PooledRows) else gather_rows(x, block.rows)
+    rows = x.gather(block.rows) if isinstance(x, PooledRows) else gather_rows(x, block.rows, are_checked=True)
     return rows, replace(block, rows=None)
 
 
@@ -48,7 +48,7 @@ def own_rows(x: Rows, block: Block) -> tuple[Rows, Rows]:
         wanted = torch.arange(x.num_rows, device=x.device) if block.rows is None else block.rows
         return x, x.gather(wanted[start : start + count])
     if block.rows is not None:
-        return x, gather_rows(x, block.rows[start : start + count])
+        return x, gather_rows(x, block.rows[start : start + count], are_checked=True)
     if count == x.shape[0]:
         return x, x
     if not (x.requires_grad and torch.is_grad_enabled()):

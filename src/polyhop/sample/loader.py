@@ -21,7 +21,7 @@ from torch import Tensor
 
 from polyhop.errors import ConfigError, InputError
 from polyhop.graph.block import Block
-from polyhop.graph.features import DenseFeatures, SparseRows
+from polyhop.graph.features import DenseFeatures, FeatureStore, SparseRows
 from polyhop.graph.graph import Graph
 from polyhop.kernels import Key, Purpose, gather_rows, random_u32
 from polyhop.sample.ahead import ahead
@@ -55,6 +55,7 @@ class NeighborLoader:
     ``device``: where mini-batches are wanted; None = where the graph is, which may be a device.
     ``in_place``: where the features are one float matrix in memory, x is that matrix and the first block's ``rows`` say
     which rows its sources are, so that the first layer reads them where they lie; elsewhere rows are gathered as usual.
+    ``transposes``: also group the edges of all blocks but the first by source, as backward passes read them, ahead.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class NeighborLoader:
         method: str = "uniform",
         dependence: int = 1,
         device: torch.device | None = None,
+        transposes: bool = False,
         trace: Trace = NO_TRACE,
     ) -> None:
         _at_least("batch_size", batch_size, 1)
@@ -90,7 +92,13 @@ class NeighborLoader:
         self.sampler = NeighbourSampler(graph, num_neighbors, seed=seed, method=method, dependence=dependence)
         self.input_nodes = _input_nodes(graph, input_nodes).to(graph.indptr.device)
         self.trace = trace
-        self._lane = None if device is None else Lane(device)
+        self.transposes = transposes
+        self._lane = None if device is None else Lane(device, prefetch + 1)
+        x = graph.x
+        if isinstance(x, DenseFeatures) and device is not None and x.num_rows < graph.num_nodes:
+            raise InputError(
+                f"graph {graph.name!r} has {graph.num_nodes} nodes, ids of which are outside the {x.num_rows} stored rows"
+            )
 
     def __len__(self) -> int:
         """Steps of one epoch."""
@@ -116,7 +124,7 @@ class NeighborLoader:
 
         steps = range(start_step, len(self))
         if self._lane is not None:
-            return self._handed_over(load, steps, self._lane)
+            return self._handed_over(load, steps, self._lane, order)
         return self._ahead(load, steps)
 
     def _ahead(self, load: Callable[[int], T], steps: range) -> Iterator[T]:
@@ -124,14 +132,21 @@ class NeighborLoader:
             return map(load, steps)
         return ahead(load, steps, self.num_workers, self.prefetch)
 
-    def _handed_over(self, load: Callable[[int], Loaded], steps: range, lane: Lane) -> Iterator[Loaded]:
+    def _handed_over(
+        self, load: Callable[[int], Loaded], steps: range, lane: Lane, order: Tensor
+    ) -> Iterator[Loaded]:
         """The same, made beside what the caller launches."""
         lane.follow()
+        lane.reads(order)
 
         def launched(step: int) -> tuple[Loaded, Any]:
+            lane.keep_step()
             with lane.work():
                 made = _brought(load(step), lane.device)
-            return made, lane.mark()
+                if self.transposes:
+                    for block in made.batch.blocks[1:]:
+                        block.transposed()
+                return made, lane.mark()
 
         with closing(_closable(self._ahead(launched, steps))) as source:
             for made, mark in source:
@@ -147,11 +162,19 @@ class NeighborLoader:
             if x is not None:
                 batch = batch.from_pool()
             elif self.gather and graph.x is not None:
-                x = graph.x.gather(batch.input_ids)
+                x = self._gathered(graph.x, batch.input_ids)
             if graph.y is None:
                 return Loaded(batch, x, None)
             is_matrix = graph.y.dim() == 2 and graph.y.is_floating_point()
-            return Loaded(batch, x, gather_rows(graph.y, seeds) if is_matrix else graph.y[seeds])
+            y = gather_rows(graph.y, seeds, are_checked=True) if is_matrix else graph.y[seeds]
+            return Loaded(batch, x, y)
+
+    def _gathered(self, x: FeatureStore, ids: Tensor) -> Tensor | SparseRows:
+        if (
+            isinstance(x, DenseFeatures) and self._lane is not None
+        ):  # the ids are good, and a device is not waited for
+            return gather_rows(x.values, ids, scale=x.scale, are_checked=True)
+        return x.gather(ids)
 
 
 def _pool(graph: Graph) -> Tensor | None:
@@ -189,7 +212,8 @@ def _each(record: R, brought: Callable[[Tensor], Tensor]) -> R:
 
 
 def _tensors(loaded: Loaded) -> Iterator[Tensor]:
-    for record in (*loaded.batch.blocks, loaded.batch, loaded, loaded.x):
+    turned = (block._cache.get("t") for block in loaded.batch.blocks)
+    for record in (*loaded.batch.blocks, *turned, loaded.batch, loaded, loaded.x):
         yield from (value for value in getattr(record, "__dict__", {}).values() if isinstance(value, Tensor))
 
 

@@ -86,4 +86,4 @@ class NeighbourSampler:
 
 def _values(values: Tensor | None, at: Tensor) -> Tensor | None:
     """values[at], by the row gather: torch's own would start threads beside the loader's."""
-    return None if values is None else gather_rows(values.view(-1, 1), at).view(-1)
+    return None if values is None else gather_rows(values.view(-1, 1), at, are_checked=True).view(-1)

@@ -82,7 +82,7 @@ def place_graph(
         return Placed(replace(graph.to(device), x=rows), num_hot, lists + num_hot * row)
     start = torch.zeros(graph.num_nodes, 1, dtype=torch.float64)
     start[train_ids] = min(1.0, batch_size / max(1, train_ids.numel()))
-    likely = inclusion(full_block(graph), start, num_neighbors)[-1][:, 0]
+    likely = (inclusion(full_block(graph), start, num_neighbors)[-1] if num_hot else start)[:, 0]
     kept = PlacedFeatures.of(x, device, num_hot, likely)
     return Placed(replace(graph.to(device), x=kept), num_hot, lists + num_hot * row + 8 * graph.num_nodes)
 

@@ -20,6 +20,7 @@ from polyhop.errors import ConfigError, UnsupportedError
 from polyhop.graph import DenseFeatures, Graph
 from polyhop.graph.aggregated import AggregatedRows
 from polyhop.kernels.keys import Key
+from polyhop.kernels.sample import has_device_kernel
 from polyhop.nn.model import Model
 from polyhop.nn.rows import Rows
 from polyhop.sample import Loaded, NeighborLoader
@@ -50,7 +51,7 @@ class Config:
     aggregate_inputs: bool = False  # sums of the first layer stored once: one hop less
     spill_dir: str | Path | None = None
     device_room: int | None = (
-        None  # bytes of a device for input rows, where it draws mini-batches; None: the CPU does
+        None  # bytes of a device for input rows, where it draws mini-batches; 0: the CPU does; None: as it fits
     )
 
 
@@ -93,7 +94,7 @@ def build(
         inputs = aggregated_inputs(model, graph, fan_outs, dtype, spill_dir=config.spill_dir)
         assert isinstance(inputs.graph, Graph)
         graph, fan_outs = inputs.graph, inputs.num_neighbors
-    placed = _placed(graph, fan_outs, train_ids, config, whole.placement)
+    placed, about_place = _placed(graph, fan_outs, train_ids, config, whole.placement)
     if placed is not None:
         graph = placed.graph
     loader = NeighborLoader(
@@ -109,37 +110,50 @@ def build(
         method=config.sampler,
         dependence=config.labor_dependence,
         device=None if placed is None else whole.placement.device,
+        transposes=placed is not None,
         trace=trace,
     )
     notes = [] if inputs is None else [inputs.note]
-    notes += [] if placed is None else [placed.note]
+    notes += [] if about_place is None else [about_place]
     return _MiniBatch(model, loader, whole, loss, terms_per_row, inputs, notes)
 
 
 def _placed(
     graph: Graph, fan_outs: Sequence[int], train_ids: Tensor, config: Config, placement: Placement
-) -> Placed | None:
-    """The graph on the device, where that was asked for; else mini-batches are drawn on the CPU and copied."""
+) -> tuple[Placed | None, str | None]:
+    """The graph on the device, which then draws mini-batches, and what a run's first lines say of it.
+
+    Unasked where the graph's lists fit and the device has kernels for such draws; else mini-batches are drawn on the CPU
+    and copied.
+    """
     room, device = config.device_room, placement.device
-    if room is None or (room == 0 and device.type == "cpu"):
-        return None
+    if room == 0 or (room is None and device.type == "cpu"):
+        return None, None
     if device.type == "cpu":
         raise ConfigError(
             "device_cache with strategy 'single' on the CPU: rows are read where they are; leave it out, or give "
             "device='cuda'"
         )
+    if room is None and not has_device_kernel(fan_outs, config.sampler):
+        return None, "mini-batches are drawn on the CPU: the device has no kernel for such draws"
     free, _ = torch.cuda.mem_get_info(device)
     placed = place_graph(
         graph, device, int(_SHARE * free), cache=room, train_ids=train_ids, batch_size=config.batch_size,
         num_neighbors=fan_outs,
     )  # fmt: skip
+    if placed is None and room is None:
+        return None, (
+            f"mini-batches are drawn on the CPU: the graph cannot be on {device} (lists beyond half of the "
+            f"{free / 1e9:.1f} GB that are free there, or features that are not in memory)"
+        )
     if placed is None:
         raise ConfigError(
             f"device_cache={room:,} bytes: {graph.name!r} cannot be on {device}: its lists need to fit half of the "
             f"{free / 1e9:.1f} GB that are free there, its features to be in memory, sparse ones to fit whole; leave "
             "device_cache out"
         )
-    return placed
+    unasked = "; so much fits half of what is free there (device_cache=0: drawn on the CPU)"
+    return placed, placed.note + (unasked if room is None else "")
 
 
 def _reads_pool(model: nn.Module, graph: Graph, placement: Placement) -> bool:

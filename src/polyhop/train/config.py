@@ -98,8 +98,8 @@ class Config:
         1  # of strategy "data": neighbouring ranks that share one cache, its rows striped over them
     )
     device_cache: int | str | None = (
-        None  # bytes of own rows kept where computing is: by each rank of strategy "split", or by "single" on a device,
-        # which then draws mini-batches, too; None = none
+        None  # bytes of own rows kept where computing is: by each rank of strategy "split" (None = none), or by "single" on
+        # a device, which then draws mini-batches, too (None = as fits half of its free memory, 0 = the CPU draws them)
     )
     per_minibatch_rpc: bool = False  # the DistDGL-like baseline of strategy "data"
     aggregate_inputs: bool = (
@@ -337,7 +337,7 @@ class Config:
 
     @property
     def device_room(self) -> int | None:
-        """Bytes of a device that draws mini-batches for input rows; None = the CPU draws them."""
+        """Bytes of a device that draws mini-batches for input rows; None = as it fits, 0 = the CPU draws them."""
         return None if self.device_cache is None else self.device_cache_bytes
 
     def _budget(self, name: str) -> int:

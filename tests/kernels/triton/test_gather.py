@@ -23,6 +23,25 @@ def test_equals_reference(device: torch.device, poison: None, dtype: torch.dtype
     assert torch.equal(gather_rows(values, ids, second=second, scale=scale), expected)
 
 
+def test_ids_known_to_be_good_are_not_waited_for(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values, ids = torch.arange(6.0, device=device).view(3, 2), torch.tensor([2, 0], device=device)
+    expected = [values[ids], values[ids], torch.cat([values, values])[ids + 3]]
+    with monkeypatch.context() as patch:
+        if not values.is_cuda:  # nothing is read back: there is no place for what would be
+            patch.setattr(torch, "full", lambda *given, **more: pytest.fail("a place of bad ids is kept"))
+        found = [
+            gather_rows(values, ids, are_checked=True),
+            gather_rows(values, ids, out=torch.empty(2, 2, device=device), are_checked=True),
+            gather_rows(values, ids + 3, second=values, are_checked=True),
+        ]
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    monkeypatch.setenv("POLYHOP_DEBUG", "1")
+    with pytest.raises(InputError, match=r"ids\[0\] = 3, outside"):
+        gather_rows(values, ids + 1, are_checked=True)
+
+
 def test_an_id_outside_is_named(device: torch.device) -> None:
     values = torch.ones(3, 2, device=device)
     with pytest.raises(InputError, match=r"ids\[2\] = 3, outside the 3 stored rows"):

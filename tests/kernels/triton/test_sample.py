@@ -39,6 +39,39 @@ def test_mini_batches_of_the_host(device: torch.device, fanouts: list[int], meth
                 assert torch.equal(one.cpu(), other)
 
 
+@pytest.mark.parametrize("fanouts", [[3, 2], [6, 1, 2]], ids=str)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_a_mini_batch_waits_once(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, fanouts: list[int], dtype: torch.dtype
+) -> None:
+    """How many edges and rows all hops have comes to the host together, at the end; also where nothing is drawn."""
+    plain, waits = torch.Tensor.tolist, 0
+
+    def counted(tensor: torch.Tensor) -> object:
+        nonlocal waits
+        waits += 1
+        return plain(tensor)
+
+    indptr, indices = _graph(50, 200)
+    indptr = torch.cat([indptr, indptr[-1:].expand(20)])  # nodes without in-edges
+    sampler, keys = Sampler(indptr.to(device), indices.to(device, dtype)), KEYS[: len(fanouts)]
+    for seeds in ([60], [3, 69, 0], list(range(70))):
+        given = torch.tensor(seeds)
+        theirs = sample_reference(indptr, indices, given, fanouts, keys)
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.Tensor, "tolist", counted)
+            for name in ("item", "nonzero", "__int__", "__bool__", "cpu", "unique"):
+                patch.setattr(torch.Tensor, name, lambda *_, name=name: pytest.fail(f"{name} waits"))
+            waits = 0
+            ours = sampler.sample(given.to(device), fanouts, keys, are_checked=True)
+            assert waits == 1
+        assert torch.equal(ours.src_ids.cpu(), theirs.src_ids)
+        assert torch.equal(ours.in_degree.cpu(), theirs.in_degree)
+        assert all(
+            torch.equal(a.indices.cpu(), b.indices) for a, b in zip(ours.layers, theirs.layers, strict=True)
+        )
+
+
 def test_draws_of_the_host_also_from_long_lists(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -519,8 +519,8 @@ def attention(
     sums = a_dst.new_empty(cut.most, 2, *x.shape[1:])
     src_ids = None if block.src_ids is None else block.src_ids.contiguous()
     _forward[(cut.most + num_dst, head_blocks)](
-        indptr, cut.ends, block.indices.contiguous(), x, a_src, a_dst, src_ids, keys, out, whole, top, inverse, positive,
-        share, stats, sums, num_dst, cut.most, cut.limit, block.dst_start, SLOPE=slope, DROP=threshold, LOOP=loop,
+        indptr, cut.ends_or(indptr), block.indices.contiguous(), x, a_src, a_dst, src_ids, keys, out, whole, top, inverse,
+        positive, share, stats, sums, num_dst, cut.most, cut.limit, block.dst_start, SLOPE=slope, DROP=threshold, LOOP=loop,
         TRAINS=trains, WHOLE=_is_whole(consts), **consts,
     )  # fmt: skip
     if cut.most:
@@ -563,7 +563,8 @@ def attention_backward(
     sums, src_sums = a_dst.new_empty(cut.most, *x.shape[1:]), a_dst.new_empty(cut.most, heads)
     src_ids = None if block.src_ids is None else block.src_ids.contiguous()
     _backward[(cut.most + block.num_src, head_blocks)](
-        turned.indptr, cut.ends, turned.indices, x, a_src, src_ids, keys, grad, facts, x_grad, src_grad, sums, src_sums,
+        turned.indptr, cut.ends_or(turned.indptr), turned.indices, x, a_src, src_ids, keys, grad, facts, x_grad, src_grad,
+        sums, src_sums,
         block.num_dst, block.num_src, cut.most, cut.limit, block.dst_start, SLOPE=slope, DROP=threshold, LOOP=loop,
         WHOLE=_is_whole(consts), **consts,
     )  # fmt: skip

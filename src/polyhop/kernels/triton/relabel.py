@@ -26,10 +26,10 @@ def _place(ids, table, num_ids, BLOCK: tl.constexpr):
 
 
 class Table:
-    """4 bytes for each of N nodes; free between calls."""
+    """4 bytes for each of N nodes; ``first`` int32 [N] is 2^31 - 1 between calls."""
 
     def __init__(self, num_nodes: int, device: torch.device) -> None:
-        self._first = torch.full((num_nodes,), _FREE, dtype=torch.int32, device=device)
+        self.first = torch.full((num_nodes,), _FREE, dtype=torch.int32, device=device)
 
     def relabel(self, ids: Tensor, more: Tensor) -> tuple[Tensor, Tensor]:
         """Distinct ids int64 [B], then the new ones of ``more`` [m] by first appearance; and the int32 rows of more."""
@@ -37,9 +37,9 @@ class Table:
         if not everyone.numel():
             return everyone, everyone.to(torch.int32)
         grid = (triton.cdiv(everyone.numel(), _IDS),)
-        _place[grid](everyone, self._first, everyone.numel(), BLOCK=_IDS, num_warps=4)
-        first = self._first[everyone]
+        _place[grid](everyone, self.first, everyone.numel(), BLOCK=_IDS, num_warps=4)
+        first = self.first[everyone]
         is_first = first == torch.arange(everyone.numel(), dtype=torch.int32, device=ids.device)
         row = is_first.cumsum(0, dtype=torch.int32) - 1
-        self._first.index_fill_(0, everyone, _FREE)
+        self.first.index_fill_(0, everyone, _FREE)
         return everyone[is_first], row[first[ids.numel() :].long()]

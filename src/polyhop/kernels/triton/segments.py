@@ -16,8 +16,9 @@ import triton.language as tl
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-__all__ = ["Segments", "list_of_piece", "segments"]
+__all__ = ["Segments", "keep_short", "list_of_piece", "segments"]
 
+_LISTS = 1024  # of a program
 _SHORTEST, _LONGEST = 512, 2048
 """Edges of a piece. One warp takes about 1 us for 16 edges: 2048 end within a hundredth of a pass over 124 M edges, and sums
 of pieces then take 5 % of the result's memory at most. Smaller graphs have shorter pieces, for their passes are shorter."""
@@ -28,8 +29,12 @@ class Segments:
     """How the lists of one ``indptr`` are cut."""
 
     limit: int  # edges of a piece at most; a list of no more is whole
-    ends: Tensor  # int64 [D + 1]: pieces of long lists before each list
+    ends: Tensor | None  # int64 [D + 1]: pieces of long lists before each list; None: no list is long
     most: int  # at least the number of pieces; 0: no list is long
+
+    def ends_or(self, indptr: Tensor) -> Tensor:
+        """``ends``, or what a kernel may be given in its place where it will not read them."""
+        return indptr if self.ends is None else self.ends
 
 
 def _limit(num_edges: int) -> int:
@@ -52,15 +57,31 @@ def segments(indptr: Tensor, num_edges: int) -> Segments:
 _known = WeakTensorKeyDictionary()
 
 
+def keep_short(indptr: Tensor, longest: int) -> None:
+    """Note that no list of ``indptr`` has more than so many edges: if these are few, none will be looked for to be cut."""
+    if longest <= _SHORTEST:
+        _known[indptr] = (indptr._version, Segments(_SHORTEST, None, 0))
+
+
 def _cut(indptr: Tensor, num_edges: int) -> Segments:
     limit = _limit(num_edges)
     if num_edges <= limit:
-        return Segments(limit, indptr, 0)
-    degree = indptr.diff()
-    pieces = torch.where(degree > limit, (degree + limit - 1) // limit, 0)
-    ends = torch.zeros_like(indptr)
-    torch.cumsum(pieces, 0, out=ends[1:])
-    return Segments(limit, ends, 2 * num_edges // limit)  # a long list has at most deg / limit + 1 pieces
+        return Segments(limit, None, 0)
+    ends = torch.empty_like(indptr)
+    _count_pieces[(triton.cdiv(indptr.numel(), _LISTS),)](
+        indptr, ends, indptr.numel(), limit, BLOCK=_LISTS, num_warps=4
+    )
+    return Segments(limit, ends.cumsum_(0), 2 * num_edges // limit)  # deg / limit + 1 of a long list at most
+
+
+@triton.jit(do_not_specialize=["num_ends", "limit"])
+def _count_pieces(indptr, pieces, num_ends, limit, BLOCK: tl.constexpr):
+    """At i + 1 the pieces of list i, 0 if it is not long; at 0 none."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    ok = at < num_ends
+    some = ok & (at > 0)
+    degree = tl.load(indptr + at, mask=some, other=0) - tl.load(indptr + at - 1, mask=some, other=0)
+    tl.store(pieces + at, tl.where(degree > limit, (degree + limit - 1) // limit, 0), mask=ok)
 
 
 @triton.jit

@@ -91,11 +91,26 @@ def _side(col_ok, values, A: tl.constexpr):
 
 
 @triton.jit
+def _inverse(count, kind: tl.constexpr):
+    """1 / count, at most 1, rounded as on the host."""
+    one = tl.full([], 1.0, kind)
+    if kind == tl.float64:
+        inverse = one / tl.maximum(count, 1).to(kind)
+    else:
+        inverse = tl.div_rn(one, tl.maximum(count, 1).to(kind))
+    return inverse
+
+
+@triton.jit
 def _finish(
-    acc, row, first, more, col_ok, pool_rows, h, width, dst_scale, self_scale, out, self_begin, self_end, shift,
-    ADDS: tl.constexpr, A: tl.constexpr,
+    acc, row, count, first, more, col_ok, pool_rows, h, width, dst_scale, self_scale, means, own_rows, out, self_begin,
+    self_end, shift, ADDS: tl.constexpr, A: tl.constexpr,
 ):  # fmt: skip
-    """Scale a list's sum, add its own row, write it."""
+    """Scale a list's sum, by one over its edges where ``means`` takes that; add its own row, or write it apart; write it."""
+    if means is not None:
+        inverse = _inverse(count, acc.dtype)
+        acc *= inverse
+        tl.store(means + row, inverse)
     if dst_scale is not None:
         acc *= tl.load(dst_scale + row)
     acc, ok = _side(col_ok, acc, A)
@@ -107,6 +122,11 @@ def _finish(
             own = tl.load(pool_rows + own, mask=has_own, other=0)
         mine = tl.load(h + own * width + col, mask=ok & has_own, other=0.0).to(acc.dtype)
         acc += mine * tl.load(self_scale + row - self_begin, mask=has_own, other=0.0)
+    if own_rows is not None:
+        own = row + shift
+        if pool_rows is not None:
+            own = tl.load(pool_rows + own)
+        tl.store(own_rows + row * width + col, tl.load(h + own * width + col, mask=ok, other=0.0), mask=ok)
     to = out + row * width + col
     if ADDS:
         acc += tl.load(to, mask=ok, other=0.0).to(acc.dtype)
@@ -115,8 +135,8 @@ def _finish(
 
 @triton.jit(do_not_specialize=["num_dst", "most", "limit", "self_begin", "self_end", "shift"])
 def _lists(
-    indptr, ends, indices, pool_rows, h, own_h, units, edge_weight, src_scale, dst_scale, self_scale, out, sums,
-    num_dst, most, limit, self_begin, self_end, shift,
+    indptr, ends, indices, pool_rows, h, own_h, units, edge_weight, src_scale, dst_scale, self_scale, means, own_rows, out,
+    sums, num_dst, most, limit, self_begin, self_end, shift,
     UNIT: tl.constexpr, SUM: tl.constexpr, ADDS: tl.constexpr, NEAR: tl.constexpr, WHOLE: tl.constexpr,
     T: tl.constexpr, A: tl.constexpr, K: tl.constexpr, L: tl.constexpr, V: tl.constexpr,
 ):  # fmt: skip
@@ -131,10 +151,10 @@ def _lists(
                 begin, end, first, more, col_ok, indices, pool_rows, h, width, edge_weight, src_scale, SUM, NEAR, WHOLE,
                 T, A,
             )  # fmt: skip
-            if (not ADDS) or end > begin:
+            if (not ADDS) or means is not None or end > begin:
                 _finish(
-                    acc, row, first, more, col_ok, pool_rows, own_h, width, dst_scale, self_scale, out, self_begin,
-                    self_end, shift, ADDS, A,
+                    acc, row, end - begin, first, more, col_ok, pool_rows, own_h, width, dst_scale, self_scale, means,
+                    own_rows, out, self_begin, self_end, shift, ADDS, A,
                 )  # fmt: skip
     elif pid < tl.load(ends + num_dst):
         row = list_of_piece(ends, pid, num_dst)
@@ -151,8 +171,8 @@ def _lists(
 
 @triton.jit(do_not_specialize=["num_dst", "self_begin", "self_end", "shift"])
 def _long_lists(
-    ends, pool_rows, h, units, dst_scale, self_scale, out, sums, num_dst, self_begin, self_end, shift,
-    UNIT: tl.constexpr, SUM: tl.constexpr, ADDS: tl.constexpr,
+    indptr, ends, pool_rows, h, units, dst_scale, self_scale, means, own_rows, out, sums, num_dst, self_begin, self_end,
+    shift, UNIT: tl.constexpr, SUM: tl.constexpr, ADDS: tl.constexpr,
     K: tl.constexpr, L: tl.constexpr, V: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The program of a long list's first piece sums all of its pieces."""
@@ -168,9 +188,10 @@ def _long_lists(
                 ok = (piece < end)[None, None, :, None] & col_ok[:, :, None, :]
                 at = (piece * width)[None, None, :, None] + (first + more)[:, :, None, :]
                 acc += tl.sum(tl.load(sums + at, mask=ok, other=0.0), 2)
+            count = tl.load(indptr + row + 1) - tl.load(indptr + row)
             _finish(
-                acc, row, first, more, col_ok, pool_rows, h, width, dst_scale, self_scale, out, self_begin, self_end,
-                shift, ADDS, 1,
+                acc, row, count, first, more, col_ok, pool_rows, h, width, dst_scale, self_scale, means, own_rows, out,
+                self_begin, self_end, shift, ADDS, 1,
             )  # fmt: skip
 
 
@@ -197,11 +218,14 @@ def spmm(
     own: tuple[int, int, int] = (0, 0, 0),
     adds: bool = False,
     may_overwrite: bool = False,
+    means: Tensor | None = None,
+    own_rows: Tensor | None = None,
 ) -> Tensor:
     """out [D, F] = dst_scale[i] * sum_e edge_weight[e] src_scale[j] h[row(j)] + self_scale[i - own[0]] h[row(i + own[2])].
 
     The self term is for own[0] <= i < own[1]. Factors are of the sums' dtype; ``adds`` adds to what out holds.
-    ``may_overwrite``: h is the caller's own, and read no more.
+    ``may_overwrite``: h is the caller's own, and read no more. ``means`` [D] takes 1 / edges of each list, by which its sum
+    is multiplied too; ``own_rows`` [D, F] takes h[row(i + own[2])].
     """
     num_dst, width = indptr.numel() - 1, h.shape[1]
     if num_dst == 0 or width == 0:
@@ -210,7 +234,7 @@ def spmm(
     cut, own_h = segments(indptr, indices.numel()), h
     is_dense = indices.numel() >= _SCALED_FIRST * h.shape[0]
     if src_scale is not None and rows is None and h.dtype == total and is_dense:
-        in_place = may_overwrite and self_scale is None
+        in_place = may_overwrite and self_scale is None and own_rows is None
         h = torch.mul(h, src_scale[:, None], out=h if in_place else torch.empty_like(h))
         src_scale = None
     unit = next(u for u in (16, 8, 4, 2, 1) if width % u == 0)
@@ -225,15 +249,15 @@ def spmm(
         "num_warps": 1,
     }
     _lists[(cut.most + num_dst, blocks)](
-        indptr, cut.ends, indices, rows, h, own_h, width // unit, edge_weight, src_scale, dst_scale, self_scale,
-        out, sums, num_dst, cut.most, cut.limit, *own, **consts, **shape, NEAR=h.numel() < _NEAR,
+        indptr, cut.ends_or(indptr), indices, rows, h, own_h, width // unit, edge_weight, src_scale, dst_scale, self_scale,
+        means, own_rows, out, sums, num_dst, cut.most, cut.limit, *own, **consts, **shape, NEAR=h.numel() < _NEAR,
         WHOLE=width % across == 0,
     )  # fmt: skip
     if cut.most:
         lies = {name: shape[name] for name in "KLV"}
         _long_lists[(cut.most, blocks)](
-            cut.ends, rows, own_h, width // unit, dst_scale, self_scale, out, sums, num_dst, *own, **consts, **lies,
-            BLOCK=_PIECES,
+            indptr, cut.ends, rows, own_h, width // unit, dst_scale, self_scale, means, own_rows, out, sums, num_dst, *own,
+            **consts, **lies, BLOCK=_PIECES,
         )  # fmt: skip
     return out
 

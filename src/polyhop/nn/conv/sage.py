@@ -20,7 +20,7 @@ from polyhop.graph.features import SparseRows
 from polyhop.graph.halo_block import Sizes
 from polyhop.graph.sliced import SlicedMap
 from polyhop.kernels import aggregate
-from polyhop.kernels.mean_map import mean_map
+from polyhop.kernels.mean_map import counts_edges, mean_map
 from polyhop.nn.layer import SLICES, Layer, refuse_changed, refuse_options
 from polyhop.nn.rows import Messages, Rows, linear, linear_add, own_rows
 from polyhop.nn.scale import Linear, mean_scale, scale_dtype, sum_scale
@@ -140,7 +140,7 @@ class SAGEConv(Layer):
         is_plain = type(self) is SAGEConv and self.aggr == "mean" and self.root_weight
         if not is_plain or self.project or self.normalize:
             return None
-        scale = mean_scale(block, scale_dtype(x))
+        scale = None if counts_edges(block, x) else mean_scale(block, scale_dtype(x))
         weights = (self.lin_l.weight, self.lin_l.bias, self.lin_r.weight)
         return mean_map(block, x, *weights, scale, map_first=map_first)
 
