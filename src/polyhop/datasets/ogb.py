@@ -7,16 +7,17 @@ form of papers100M (``raw/data.npz``, ``node-label.npz``), with ``split/<kind>/{
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from polyhop.datasets._arrays import Array, Npz, as_features, read_csv_numbers
+from polyhop.datasets._arrays import Array, Npz, Rows, as_features, read_csv_numbers, reading, rows_of
 from polyhop.errors import DatasetError
 from polyhop.graph import Graph, dense_features
 
-__all__ = ["is_ogb", "load_ogb"]
+__all__ = ["is_ogb", "load_ogb", "ogb_rows"]
 
 # OGB adds the reverse of every edge to these; the others are used as stored.
 _INVERSE = ("ogbn_products", "ogbn_proteins")
@@ -57,6 +58,26 @@ def load_ogb(path: Path, *, features: str = "auto", duplicates: str = "error") -
         name=home.name.replace("_", "-"), metric=_METRICS.get(home.name, "accuracy"),
         meta={"source": "OGB raw files"}, **sets,
     )  # fmt: skip
+
+
+def ogb_rows(path: Path) -> Rows:
+    """What the header of the features says, or, where they are text, their first line."""
+    raw = _raw(path) or path
+    if (raw / "data.npz").exists():
+        with Npz(raw / "data.npz") as file:
+            return rows_of(lambda name: file.look("node_feat") if name == "x" else None, file.find)
+    x_file = raw / "node-feat.csv.gz"
+    if not x_file.exists():
+        return Rows()
+
+    def read() -> Rows:
+        with gzip.open(x_file, "rt") as lines:
+            first = next((line for line in lines if line.strip()), None)
+        if first is None:
+            raise ValueError("it is empty")
+        return Rows(len(first.split(",")))
+
+    return reading(x_file, "the first line", read)
 
 
 def _text(raw: Path, features: str) -> tuple[Array, Array | None, Array | None, int]:
