@@ -90,7 +90,8 @@ def npy(folder: Path, x: Any = X, *, mmap: bool | None = None, **more: Any) -> S
         if array is not None:
             np.save(home / f"{name}.npy", array)
     spoiled = home / ("x_indices.npy" if x is None else "x.npy")
-    return Source({"source": str(home), "mmap": mmap}, lambda: cut(spoiled, 200))
+    given = {"source": str(home)} if mmap is None else {"source": str(home), "mmap": mmap}
+    return Source(given, lambda: cut(spoiled, 200))
 
 
 def saved(folder: Path, mmap: bool | None = None) -> Source:
@@ -353,6 +354,39 @@ def test_columns_of_words(tmp_path: Path) -> None:
         for opening in (load, load_unread):
             with pytest.raises(InputError, match=message.split(":")[0] if opening is load else message):
                 opening(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["ogbn_papers100M", "ogbn_products"])
+@pytest.mark.parametrize("labels", [LABELS[:, None], np.eye(5)[LABELS], None])
+def test_sizes_of_binary_ogb_read_no_edges(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, labels: Any
+) -> None:
+    raw = tmp_path / name / "raw"
+    raw.mkdir(parents=True)
+    np.savez(raw / "data.npz", edge_index=EDGES, node_feat=X, num_nodes_list=np.array([NODES]))
+    if labels is not None:
+        y = labels.astype("float32")
+        y[0, 0] = np.nan if y.shape[1] == 1 else y[0, 0]
+        np.savez(raw / "node-label.npz", node_label=y)
+    whole, read, real = of(load(str(raw.parent), duplicates="keep")), [], Npz.read
+    monkeypatch.setattr(Npz, "read", lambda file, name: read.append(name) or real(file, name))
+    assert sizes(str(raw.parent)) == sizes(str(raw)) == whole
+    assert not {"edge_index", "node_feat"} & set(read)
+
+
+@pytest.mark.parametrize("name", ["npz", "folder", "ogb, binary"])
+def test_rows_for_other_nodes(tmp_path: Path, name: str) -> None:
+    source = MAKERS[name](tmp_path)
+    if name == "folder":
+        np.save(Path(source.given["source"]) / "x.npy", X[:9])
+    elif name == "npz":
+        np.savez(source.given["source"], edge_index=EDGES, y=LABELS, x=X[:9])
+    else:
+        raw = Path(source.given["source"]) / "raw"
+        np.savez(raw / "data.npz", edge_index=EDGES, node_feat=X[:9], num_nodes_list=np.array([NODES]))
+    for opening in (load, load_unread):
+        with pytest.raises(InputError, match=r"x: 9 rows for 2000 nodes; expected one|nodes 0 \.\. 8"):
+            opening(**source.given)
 
 
 def test_empty_text(tmp_path: Path) -> None:

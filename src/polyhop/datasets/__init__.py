@@ -99,6 +99,11 @@ def sizes(
         return headers.npz_sizes(path)
     if path is not None and path.is_dir() and folder.is_folder(path):
         return headers.folder_sizes(path, folder.folder_rows(path))
+    if path is not None and path.is_dir() and ogb.is_ogb(path):
+        counts, rows = ogb.ogb_counts(path), ogb.ogb_rows(path)
+        if counts is not None:
+            name, num_nodes, num_edges, num_classes = counts
+            return GraphSizes(name, num_nodes, num_edges, rows.num_features, num_classes, rows.dtype)
     return load_unread(source, data_dir=data_dir, nodes=nodes)[1]
 
 

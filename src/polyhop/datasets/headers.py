@@ -38,6 +38,8 @@ _Find = Callable[[str], Array | None]
 
 def sizes_of(graph: Graph, rows: Rows) -> GraphSizes:
     """Of a graph that was loaded without its features, and these."""
+    if rows.num_rows not in (None, graph.num_nodes):
+        raise DatasetError(f"x: {rows.num_rows} rows for {graph.num_nodes} nodes; expected one row per node")
     return GraphSizes(
         graph.name, graph.num_nodes, graph.num_edges, rows.num_features, graph.num_classes,
         rows.dtype, rows.length, rows.has_scale,
