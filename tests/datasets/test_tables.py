@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from polyhop.datasets.tables import _read, find_tables, is_table, load_tables
+from polyhop.datasets.tables import _names, _read, find_tables, is_table, load_tables
 from polyhop.errors import DatasetError, InputError
 
 EDGES = "src,dst,weight\n3,0,0.5\n0,1,1\n2,0,1.5\n"
@@ -131,12 +131,15 @@ def test_wrong_tables(tmp_path: Path, reader: str, edges: str, nodes: str | None
         "a,b\n1,2\n3,4\n",
         "label\n1\n",
         "id,label,a\n",
+        "\n\nid,label,a\n0,1,2\n",
+        "\ufeffid,label,a\n0,1,2\n",
     ],
 )
 def test_other_columns_are_the_same_without_features(tmp_path: Path, reader: str, nodes: str) -> None:
-    (tmp_path / "nodes.csv").write_text(nodes)
+    (tmp_path / "nodes.csv").write_text(nodes, encoding="utf-8")
     whole, rows = _read(tmp_path / "nodes.csv")
     wanted = {"id", "label", "split"} & set(whole)
+    assert _names(tmp_path / "nodes.csv") == set(whole)
     found, count = _read(tmp_path / "nodes.csv", wanted)
     assert (set(found), count) == (wanted, rows)
     for name, column in found.items():

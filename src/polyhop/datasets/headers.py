@@ -109,7 +109,7 @@ def _num_classes(shape: _Shape, find: _Find) -> int:
         return int(given.reshape(()))
     if rows is None:
         return 0
-    if len(rows) == 2:
+    if len(rows) == 2 and rows[1] != 1:
         return rows[1]
     labels = find("y")
     assert labels is not None

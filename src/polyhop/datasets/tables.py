@@ -211,7 +211,7 @@ def _lines(path: Path) -> IO[str]:
 
 
 def _header(lines: Iterator[list[str]]) -> list[str]:
-    header = next(lines, None)
+    header = next((line for line in lines if line), None)
     if header is None:
         raise ValueError("no header line")
     return header
