@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -203,6 +204,38 @@ def test_features_are_never_read_for_any_plan(
     for more in ([], ["--fanout", "3,3"]):
         shown = polyhop("plan", "tiny", "--data-dir", tiny_dir, "--workers", 2, *more, "--json")
         assert shown.code == 0, shown.err
+
+
+def test_text_of_features_is_not_read(polyhop, tmp_path: Path) -> None:
+    """Words in their place, which no load takes, are no hindrance; how many columns there are is known all the same."""
+    nodes, width = 60, 5
+    edges = [(v, (v + step) % nodes) for v in range(nodes) for step in (1, 7)]
+    (tmp_path / "tab").mkdir()
+    (tmp_path / "tab" / "edges.csv").write_text("src,dst\n" + "".join(f"{u},{v}\n" for u, v in edges))
+    header = "label,split," + ",".join(f"f{k}" for k in range(width))
+    rows = [f"{v % 3},{('train', 'val', 'test')[v % 3]},{'word,' * (width - 1)}word" for v in range(nodes)]
+    (tmp_path / "tab" / "nodes.csv").write_text("\n".join([header, *rows]) + "\n")
+    raw, split = tmp_path / "ogbn_arxiv" / "raw", tmp_path / "ogbn_arxiv" / "split" / "time"
+    raw.mkdir(parents=True)
+    split.mkdir(parents=True)
+    for file, lines in {
+        raw / "edge": [f"{u},{v}" for u, v in edges],
+        raw / "num-node-list": [str(nodes)],
+        raw / "node-label": [str(v % 3) for v in range(nodes)],
+        raw / "node-feat": [",".join(["word"] * width)] * nodes,
+        **{split / name: map(str, range(at, nodes, 3)) for at, name in enumerate(("train", "valid", "test"))},
+    }.items():
+        file.with_suffix(".csv.gz").write_bytes(gzip.compress(("\n".join(lines) + "\n").encode()))
+    for name in ("tab", "ogbn_arxiv"):
+        for more in (
+            ["--workers", 2],
+            ["--cluster", "p4d.24xlarge"],
+            ["--strategy", "serverless", "--num-servers", 1],
+        ):
+            shown = polyhop("plan", name, *more, "--hidden", 16, "--json")
+            assert shown.code == 0, (name, more, shown.err)
+            assert shown.json["assumed"], (name, more)
+        assert f"columns {width} > 16 > 3" in shown.json["assumed"]["model"]
 
 
 def test_one_strategy(polyhop, tiny_dir: Path) -> None:

@@ -42,6 +42,7 @@ ARRAYS = {
     "edges": {"edge_index": np.array([[0, 1, 2], [1, 2, 4]])},
     "labels": {"edge_index": np.array([[0, 1], [1, 2]]), "y": np.array([0, 3, -1, 1])},
     "several": {"edge_index": np.array([[0, 1], [1, 2]]), "y": np.zeros((4, 6))},
+    "column": {"edge_index": np.array([[0, 1], [1, 2]]), "y": np.array([[0], [3], [1]])},
     "dense": {"edge_index": np.array([[0, 1], [1, 2]]), "x": np.zeros((7, 5), "float32")},
     "given": {"edge_index": np.array([[0, 1], [1, 2]]), "num_nodes": np.array(9), "num_classes": np.array(8)},
     "sparse": {

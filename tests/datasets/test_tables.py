@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from polyhop.datasets.tables import find_tables, is_table, load_tables
+from polyhop.datasets.tables import _names, _read, find_tables, is_table, load_tables
 from polyhop.errors import DatasetError, InputError
 
 EDGES = "src,dst,weight\n3,0,0.5\n0,1,1\n2,0,1.5\n"
@@ -118,6 +118,33 @@ def test_tsv_and_gz(tmp_path: Path, reader: str) -> None:
 def test_wrong_tables(tmp_path: Path, reader: str, edges: str, nodes: str | None, message: str) -> None:
     with pytest.raises(InputError, match=message):
         load_tables(*write(tmp_path, edges, nodes))
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        NODES,
+        "split,a\ntrain,1\n,2\n,3\ntest,4\n",
+        "label,a\n1,1\n,2\n2,3\n",
+        'label,a\n"a,b",1\n"a ""b""",2\n7,3\n',
+        "id,label,a\n007,2020-01-01,1\n8,2021-01-01,2\n",
+        "a,b\n1,2\n3,4\n",
+        "label\n1\n",
+        "id,label,a\n",
+        "\n\nid,label,a\n0,1,2\n",
+        "\ufeffid,label,a\n0,1,2\n",
+    ],
+)
+def test_other_columns_are_the_same_without_features(tmp_path: Path, reader: str, nodes: str) -> None:
+    (tmp_path / "nodes.csv").write_text(nodes, encoding="utf-8")
+    whole, rows = _read(tmp_path / "nodes.csv")
+    wanted = {"id", "label", "split"} & set(whole)
+    assert _names(tmp_path / "nodes.csv") == set(whole)
+    found, count = _read(tmp_path / "nodes.csv", wanted)
+    assert (set(found), count) == (wanted, rows)
+    for name, column in found.items():
+        assert column.dtype == whole[name].dtype
+        assert list(map(str, column)) == list(map(str, whole[name]))
 
 
 def test_missing_file(tmp_path: Path, reader: str) -> None:

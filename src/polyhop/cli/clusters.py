@@ -108,15 +108,14 @@ def plan_computed(
 
 
 def _surveyed(recipe: Recipe, config: Config, partitioner: str) -> tuple[GraphStatistics, Recipe]:
-    from polyhop.datasets import load, sizes
+    from polyhop.datasets import load_unread
     from polyhop.forecast import labelled
     from polyhop.forecast.survey import survey
     from polyhop.partition import default_method, partition
     from polyhop.planner import training_of, unread_inputs
 
-    about = sizes(recipe.source, data_dir=recipe.data_dir, nodes=recipe.nodes)
-    graph = load(
-        recipe.source, data_dir=recipe.data_dir, nodes=recipe.nodes, split=recipe.split, features="none"
+    graph, about = load_unread(
+        recipe.source, data_dir=recipe.data_dir, nodes=recipe.nodes, split=recipe.split
     )
     recipe, inputs = recipe.of_widths(about.num_features, about.num_classes, about.name), unread_inputs(about)
     training = training_of(recipe.build(0), graph, config, inputs, labelled(graph).numel())

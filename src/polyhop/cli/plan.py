@@ -283,7 +283,7 @@ def _plan(
     """Edges, labels and the split are loaded; features are not."""
     from polyhop.cli.calibrate import known_machine
     from polyhop.cli.ranks import check_procedural
-    from polyhop.datasets import load, sizes
+    from polyhop.datasets import load_unread
     from polyhop.partition import partition
     from polyhop.plan import load_machine
     from polyhop.planner import PlanOptions, plan_graph, unread_inputs
@@ -295,9 +295,8 @@ def _plan(
     made = plan_computed(recipe, workers, config, limits, given, link)
     if made is not None:
         return made
-    about = sizes(recipe.source, data_dir=recipe.data_dir, nodes=recipe.nodes)
-    graph = load(
-        recipe.source, data_dir=recipe.data_dir, nodes=recipe.nodes, split=recipe.split, features="none"
+    graph, about = load_unread(
+        recipe.source, data_dir=recipe.data_dir, nodes=recipe.nodes, split=recipe.split
     )
     recipe = recipe.of_widths(about.num_features, about.num_classes, about.name)
     options = PlanOptions(limits, given, link, console.say)

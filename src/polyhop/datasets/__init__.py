@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from polyhop.datasets import catalogue, folder, headers, npz, objects, ogb, synth, tables
-from polyhop.datasets._arrays import as_features
+from polyhop.datasets._arrays import Rows, as_features
 from polyhop.datasets.catalogue import names
 from polyhop.datasets.description import describe
 from polyhop.datasets.folder import save
@@ -17,7 +17,17 @@ from polyhop.datasets.synth import is_procedural, procedural_recipe
 from polyhop.errors import DatasetError, InputError, unknown
 from polyhop.graph import Graph
 
-__all__ = ["GraphSizes", "describe", "is_procedural", "load", "names", "procedural_recipe", "save", "sizes"]
+__all__ = [
+    "GraphSizes",
+    "describe",
+    "is_procedural",
+    "load",
+    "load_unread",
+    "names",
+    "procedural_recipe",
+    "save",
+    "sizes",
+]
 
 
 def load(
@@ -75,8 +85,8 @@ def sizes(
 ) -> GraphSizes:
     """How large a graph is and how wide its rows are. Features are not read, and graphs of billions of edges not made.
 
-    Arrays say it in their headers, generators in their names; only what has no such thing (text, ``rmat:``, ``sbm:``) is
-    loaded.
+    Arrays say it in their headers, generators in their names; of what has no such thing (text, ``rmat:``, ``sbm:``) edges
+    and labels are loaded.
     """
     if is_procedural(source):
         recipe, _ = procedural_recipe(source)
@@ -88,14 +98,47 @@ def sizes(
     if path is not None and path.suffix == ".npz":
         return headers.npz_sizes(path)
     if path is not None and path.is_dir() and folder.is_folder(path):
-        return headers.folder_sizes(path)
-    if path is None:
-        graph = load(source, features="none")
-        return GraphSizes(
-            graph.name, graph.num_nodes, graph.num_edges, synth.num_features(source), graph.num_classes
-        )
-    graph = load(source, data_dir=data_dir, nodes=nodes)
-    return GraphSizes(graph.name, graph.num_nodes, graph.num_edges, graph.num_features, graph.num_classes)
+        return headers.folder_sizes(path, folder.folder_rows(path))
+    if path is not None and path.is_dir() and ogb.is_ogb(path):
+        counts, rows = ogb.ogb_counts(path), ogb.ogb_rows(path)
+        if counts is not None:
+            name, num_nodes, num_edges, num_classes = counts
+            return GraphSizes(name, num_nodes, num_edges, rows.num_features, num_classes, rows.dtype)
+    return load_unread(source, data_dir=data_dir, nodes=nodes)[1]
+
+
+def load_unread(
+    source: str,
+    *,
+    data_dir: str | os.PathLike[str] | None = None,
+    nodes: str | os.PathLike[str] | None = None,
+    split: int | str = 0,
+) -> tuple[Graph, GraphSizes]:
+    """A graph without its features, loaded once, and its sizes: how wide rows are, and of what kind, says their header."""
+    graph = load(source, data_dir=data_dir, nodes=nodes, split=split, features="none")
+    if synth.is_synthetic(source):
+        return graph, headers.sizes_of(graph, Rows(synth.num_features(source)))
+    path = _locate(source, data_dir)
+    try:
+        return graph, headers.sizes_of(graph, _rows(path, nodes))
+    except InputError as error:
+        if str(path) in str(error):
+            raise
+        raise type(error)(f"{path}: {error}") from error
+
+
+def _rows(path: Path, nodes: str | os.PathLike[str] | None) -> Rows:
+    """What is said of the features of a graph that was found to be one."""
+    if path.is_dir():
+        if folder.is_folder(path):
+            return folder.folder_rows(path)
+        if ogb.is_ogb(path):
+            return ogb.ogb_rows(path)
+        found = tables.find_tables(path)
+        return tables.table_rows(None if found is None else found[1])
+    if tables.is_table(path):
+        return tables.table_rows(None if nodes is None else Path(nodes))
+    return npz.npz_rows(path)
 
 
 def _locate(text: str, data_dir: str | os.PathLike[str] | None) -> Path:

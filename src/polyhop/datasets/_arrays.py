@@ -9,9 +9,10 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import numpy as np
 import torch
@@ -23,13 +24,17 @@ from polyhop.graph import DenseFeatures, FeatureStore, SparseFeatures, SparseRow
 __all__ = [
     "FEATURE_MODES",
     "Array",
+    "Header",
     "Npz",
+    "Rows",
     "as_features",
     "as_tensor",
+    "look_npy",
     "pyarrow_module",
     "read_csv_numbers",
     "read_npy",
     "reading",
+    "rows_of",
     "sparse_features",
     "split_number",
 ]
@@ -57,6 +62,52 @@ def reading(path: Path, what: str, read: Callable[[], _T]) -> _T:
         raise DatasetError(
             f"{path}: cannot read {what}: the file is damaged, incomplete or of another kind ({error})"
         ) from error
+
+
+@dataclass(frozen=True)
+class Header:
+    """What an array says of itself before any of its values."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    is_c_order: bool
+
+    @classmethod
+    def read(cls, opened: IO[bytes]) -> Header:
+        """From the beginning of a .npy file."""
+        version = np.lib.format.read_magic(opened)
+        read = (
+            np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        )
+        shape, is_fortran, dtype = read(opened)
+        return cls(shape, dtype.name, not is_fortran or min(shape, default=0) <= 1)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What is known of features that were not read: as a load would find them."""
+
+    num_features: int = 0
+    dtype: str = "float32"
+    length: float | None = None  # values of a sparse row, on average; None: dense
+    has_scale: bool = False  # stored values are multiplied when they are read
+    num_rows: int | None = None  # None: there are none, or nothing short of reading them says how many
+
+
+def rows_of(look: Callable[[str], Header | None], find: Callable[[str], Array | None]) -> Rows:
+    """Of arrays x and x_scale, or x_indices and x_shape: from headers, and of values the two numbers of the shape."""
+    x, shape = look("x"), find("x_shape")
+    if x is not None and len(x.shape) == 2:
+        return Rows(x.shape[1], _dtype_as_loaded(x.dtype), None, look("x_scale") is not None, x.shape[0])
+    columns = look("x_indices")
+    if x is not None or columns is None or shape is None or shape.size != 2:
+        return Rows()
+    return Rows(int(shape[1]), "float32", columns.shape[0] / max(1, int(shape[0])), False, int(shape[0]))
+
+
+def _dtype_as_loaded(stored: str) -> str:
+    """Of rows in memory: what is neither small nor a float of 32 or 64 bits becomes one."""
+    return stored if stored in ("uint8", "int8", "float32", "float64") else "float32"
 
 
 class Npz:
@@ -97,6 +148,18 @@ class Npz:
         """One array, or None if the file has none of that name."""
         return self.read(name) if name in self.names else None
 
+    def look(self, name: str) -> Header | None:
+        """What the header of an array says, or None if the file has none of that name; no values are read."""
+        if name not in self.names:
+            return None
+
+        def read() -> Header:
+            archive: Any = self._file.zip
+            with archive.open(f"{name}.npy") as member:
+                return Header.read(member)
+
+        return reading(self.path, f"array {name!r}", read)
+
 
 def read_npy(path: Path, *, mmap: bool = False) -> Array:
     """One .npy array; ``mmap``: mapped for reading only, so opening reads nothing and the file may exceed memory."""
@@ -105,6 +168,18 @@ def read_npy(path: Path, *, mmap: bool = False) -> Array:
     if not isinstance(array, np.ndarray):
         raise DatasetError(f"{path}: expected a single .npy array, found an archive")
     return array
+
+
+def look_npy(path: Path) -> Header | None:
+    """What the header of a .npy file says, or None if there is no such file; no values are read."""
+    if not path.exists():
+        return None
+
+    def read() -> Header:
+        with path.open("rb") as opened:
+            return Header.read(opened)
+
+    return reading(path, "the array", read)
 
 
 def as_tensor(array: Array) -> Tensor:

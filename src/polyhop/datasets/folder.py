@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from polyhop.datasets._arrays import Array, as_features, as_tensor, read_npy
+from polyhop.datasets._arrays import Array, Header, Rows, as_features, as_tensor, look_npy, read_npy, rows_of
 from polyhop.errors import DatasetError
 from polyhop.graph import DenseFeatures, FeatureStore, Graph, SparseFeatures, SparseRows, Split
 
-__all__ = ["is_folder", "load_folder", "save"]
+__all__ = ["folder_rows", "is_folder", "load_folder", "save"]
 
 _SETS = ("train", "val", "test")
 _MAPPABLE = ("float32", "float64", "int8", "uint8")
@@ -46,6 +47,8 @@ def load_folder(
     weight = None if given is None else as_tensor(given)
     if (path / "edge_index.npy").exists():
         nodes = about.get("num_nodes")
+        if nodes is None and y is None:
+            nodes = folder_rows(path).num_rows
         return Graph.from_edges(
             read_npy(path / "edge_index.npy", mmap=bool(mmap)), x, y, num_nodes=nodes, edge_weight=weight,
             num_classes=about.get("num_classes"), duplicates=duplicates, **sets, **common,
@@ -55,6 +58,17 @@ def load_folder(
         indptr.to(torch.int64), indices, x, y, edge_weight=weight, num_classes=about.get("num_classes"),
         duplicates=duplicates, **sets, **common,
     )  # fmt: skip
+
+
+def folder_rows(path: Path) -> Rows:
+    """What headers say of the features in a folder."""
+    is_sparse = (path / "x_indices.npy").exists()
+
+    def look(name: str) -> Header | None:
+        return None if is_sparse and name == "x" else look_npy(path / f"{name}.npy")
+
+    rows, x = rows_of(look, lambda name: _find(path, name)), look("x")
+    return rows if x is None or x.is_c_order else replace(rows, dtype="float32")
 
 
 def _about(path: Path) -> dict[str, Any]:

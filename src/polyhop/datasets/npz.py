@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from polyhop.datasets._arrays import Array, Npz, as_features, sparse_features, split_number
+from polyhop.datasets._arrays import Array, Npz, Rows, as_features, rows_of, sparse_features, split_number
 from polyhop.errors import DatasetError
 from polyhop.graph import DenseFeatures, FeatureStore, Graph
 
-__all__ = ["load_npz"]
+__all__ = ["load_npz", "npz_rows"]
 
 _METRICS = {
     "roc auc": "roc_auc",
@@ -46,6 +46,8 @@ def load_npz(
         edges = file.read("edge_index")
         y, meta = file.find("y"), _meta(file)
         nodes = _number(file, "num_nodes")
+        if nodes is None:
+            nodes = rows_of(file.look, file.find).num_rows if y is None else len(y)
         codes, chosen = _split_codes(file, split)
         if chosen:
             meta["split"] = chosen
@@ -53,7 +55,7 @@ def load_npz(
             edges,
             as_features(None if features == "none" else _features(file), features),
             None if y is None else _signed(y),
-            num_nodes=nodes if nodes is not None or y is None else len(y),
+            num_nodes=nodes,
             train=None if codes is None else codes == 1,
             val=None if codes is None else codes == 2,
             test=None if codes is None else codes == 3,
@@ -63,6 +65,12 @@ def load_npz(
             metric=_METRICS.get(str(meta.get("metric", "")).lower(), "accuracy"),
             meta=meta,
         )
+
+
+def npz_rows(path: Path) -> Rows:
+    """What headers say of the features in a file."""
+    with Npz(path) as file:
+        return rows_of(file.look, file.find)
 
 
 def _number(file: Npz, name: str) -> int | None:

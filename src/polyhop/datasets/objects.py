@@ -70,8 +70,20 @@ def from_object(
             f"cannot make a graph of {type(source).__name__}; expected a name or path, a PyG Data, a DGL graph, "
             "a SciPy sparse matrix, a mapping with 'edge_index', or (edge_index, x, y)"
         )
-    fields["x"] = as_features(_store(fields.get("x")), features)
+    x = fields.get("x")
+    if features == "none" and x is not None:
+        if fields.get("num_nodes") is None:
+            fields["num_nodes"] = _num_rows(x)
+        x = None
+    fields["x"] = as_features(_store(x), features)
     return Graph.from_edges(fields.pop("edge_index"), duplicates=duplicates, **fields)
+
+
+def _num_rows(x: Any) -> int:
+    """Of features of any array kind, which stay where they are."""
+    if hasattr(x, "shape"):
+        return int(x.shape[0])
+    return x.num_rows if isinstance(x, FeatureStore) else len(x)
 
 
 def _store(x: Any) -> FeatureStore | None:

@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
-from polyhop.datasets._arrays import Array, as_features, pyarrow_module, reading
+from polyhop.datasets._arrays import Array, Rows, as_features, pyarrow_module, reading
 from polyhop.errors import DatasetError, unknown
 from polyhop.graph import Graph, dense_features
 
-__all__ = ["find_tables", "is_table", "load_tables"]
+__all__ = ["find_tables", "is_table", "load_tables", "table_rows"]
 
 _KINDS = (".parquet", ".csv", ".csv.gz", ".tsv", ".tsv.gz")
 _SETS = {
@@ -36,6 +38,7 @@ _SETS = {
     "2": 2,
     "3": 3,
 }
+_FACTS = {"id", "label", "split"}  # columns of nodes that are no features
 _SRC, _DST, _WEIGHT = ("src", "source"), ("dst", "target", "destination"), ("weight", "edge_weight")
 
 
@@ -62,11 +65,11 @@ def load_tables(
     duplicates: str = "error",
 ) -> Graph:
     """The graph of an edge table and, if given, a node table."""
-    table = _read(edges)
+    table, _ = _read(edges)
     source, target = _column(edges, table, _SRC), _column(edges, table, _DST)
     weight = next((table[key] for key in _WEIGHT if key in table), None)
-    node_table = {} if nodes is None else _read(nodes)
-    rows = len(next(iter(node_table.values()))) if node_table else None
+    only = None if nodes is None or features != "none" else _names(nodes) & _FACTS
+    node_table, rows = ({}, None) if nodes is None else _read(nodes, only)
     meta: dict[str, Any] = {"source": edges.name}
     ids, count = _numbering(source, target, node_table.pop("id", None), rows, nodes)
     if ids is not None:
@@ -87,21 +90,101 @@ def load_tables(
     )  # fmt: skip
 
 
-def _read(path: Path) -> dict[str, Array]:
-    """Columns by name; strings come as object or str arrays, list columns as matrices."""
-    if path.name.lower().endswith(".parquet"):
-        parquet = pyarrow_module("parquet", f"reading {path.name}")
-        return _columns(path, reading(path, "the table", lambda: parquet.read_table(path)))
+def table_rows(nodes: Path | None) -> Rows:
+    """What the header of a node table says of its features: of CSV its first line, of Parquet its schema and footers."""
+    if nodes is None:
+        return Rows()
+    if not _is_parquet(nodes):
+        return Rows(len(_names(nodes) - _FACTS))
+    dataset = _parquet(nodes)
+    kinds = {field.name: field.type for field in dataset.schema if field.name not in _FACTS}
+    for key in ("x", "features"):
+        if "list" in str(kinds.get(key)):
+            return Rows(_list_length(nodes, dataset, key, kinds[key]))
+    empty = dataset.schema.empty_table()
+    for key, kind in kinds.items():
+        if empty[key].to_numpy().dtype.kind not in "biuf":
+            raise DatasetError(f"{nodes}: column {key!r} is not numeric: it holds {kind}")
+    return Rows(len(kinds))
+
+
+def _list_length(path: Path, dataset: Any, key: str, kind: Any) -> int:
+    """Of the lists of a column, from how many values and rows every file says it has."""
+    if hasattr(kind, "list_size"):
+        return int(kind.list_size)
+    files = reading(path, "the table", lambda: [each.metadata for each in dataset.fragments])
+    values = 0
+    for file in files:
+        groups = [file.row_group(at) for at in range(file.num_row_groups)]
+        columns = [group.column(at) for group in groups for at in range(group.num_columns)]
+        values += sum(each.num_values for each in columns if each.path_in_schema.split(".")[0] == key)
+    rows = sum(file.num_rows for file in files)
+    if rows and values % rows:
+        raise DatasetError(f"{path}: lists of different lengths in column {key!r}")
+    return int(values // max(1, rows))
+
+
+def _is_parquet(path: Path) -> bool:
+    return path.name.lower().endswith(".parquet")
+
+
+def _parquet(path: Path) -> Any:
+    """A file, or a folder of them, of which no rows are read yet."""
+    parquet = pyarrow_module("parquet", f"reading {path.name}")
+    return reading(path, "the table", lambda: parquet.ParquetDataset(path))
+
+
+def _names(path: Path) -> set[str]:
+    """Of a table's columns, from its header."""
+    if _is_parquet(path):
+        return set(_parquet(path).schema.names)
+
+    def read() -> set[str]:
+        with _lines(path) as file:
+            return set(_header(csv.reader(file, delimiter=_delimiter(path))))
+
+    return reading(path, "the header line", read)
+
+
+def _read(path: Path, only: set[str] | None = None) -> tuple[dict[str, Array], int]:
+    """Columns by name, and how many rows there are; ``only``: values of other columns are passed over.
+
+    Strings come as object or str arrays, list columns as matrices.
+    """
+    if _is_parquet(path):
+        columns = None if only is None else sorted(only)
+        stored = _parquet(path)
+        table = reading(path, "the table", lambda: stored.read(columns=columns))
+        return _columns(path, table), table.num_rows
     try:
         arrow = pyarrow_module("csv", "")
     except DatasetError:
-        return reading(path, "the table", lambda: _plain_csv(path))
-    options = arrow.ParseOptions(delimiter=_delimiter(path))
-    convert = arrow.ConvertOptions(strings_can_be_null=False)
-    table = reading(
-        path, "the table", lambda: arrow.read_csv(path, parse_options=options, convert_options=convert)
-    )
-    return _columns(path, table)
+        return reading(path, "the table", lambda: _plain_csv(path, only))
+    table, rows = reading(path, "the table", lambda: _arrow_csv(arrow, path, only))
+    return _columns(path, table) if only is None or only else {}, rows
+
+
+def _arrow_csv(arrow: Any, path: Path, only: set[str] | None) -> tuple[Any, int]:
+    """Values of other columns than ``only`` are not even kept as text."""
+    plain, options = {"strings_can_be_null": False}, arrow.ParseOptions(delimiter=_delimiter(path))
+    if only is None:
+        table = arrow.read_csv(path, parse_options=options, convert_options=arrow.ConvertOptions(**plain))
+        return table, table.num_rows
+    # As bytes at first: kinds of columns are found among all values, and for that pyarrow keeps every line whole.
+    names = sorted(only) or ["id"]
+    convert = arrow.ConvertOptions(
+        include_columns=names, include_missing_columns=not only, column_types=dict.fromkeys(names, "binary"), **plain
+    )  # fmt: skip
+    text, rows = io.BytesIO(), 0
+    with (
+        arrow.open_csv(path, parse_options=options, convert_options=convert) as batches,
+        arrow.CSVWriter(text, batches.schema) as out,
+    ):
+        for batch in batches:
+            out.write_batch(batch)
+            rows += batch.num_rows
+    text.seek(0)
+    return arrow.read_csv(text, convert_options=arrow.ConvertOptions(**plain)), rows
 
 
 def _delimiter(path: Path) -> str:
@@ -121,17 +204,31 @@ def _columns(path: Path, table: Any) -> dict[str, Array]:
     return out
 
 
-def _plain_csv(path: Path) -> dict[str, Array]:
-    """Without pyarrow: slower, same result."""
-    with gzip.open(path, "rt", newline="") if path.name.endswith(".gz") else path.open(newline="") as file:
-        lines = list(csv.reader(file, delimiter=_delimiter(path)))
-    if not lines:
+def _lines(path: Path) -> IO[str]:
+    if path.name.lower().endswith(".gz"):
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+    return path.open(encoding="utf-8-sig", newline="")
+
+
+def _header(lines: Iterator[list[str]]) -> list[str]:
+    header = next((line for line in lines if line), None)
+    if header is None:
         raise ValueError("no header line")
-    header, rows = lines[0], lines[1:]
-    for number, row in enumerate(rows, start=2):
-        if len(row) != len(header):
-            raise ValueError(f"line {number} has {len(row)} values for {len(header)} columns")
-    return {key: _typed([row[k] for row in rows]) for k, key in enumerate(header)}
+    return header
+
+
+def _plain_csv(path: Path, only: set[str] | None) -> tuple[dict[str, Array], int]:
+    """Without pyarrow: slower, same result."""
+    with _lines(path) as file:
+        lines = csv.reader(file, delimiter=_delimiter(path))
+        header, count = _header(lines), 0
+        kept: dict[int, list[str]] = {k: [] for k, key in enumerate(header) if only is None or key in only}
+        for count, row in enumerate(lines, start=1):
+            if len(row) != len(header):
+                raise ValueError(f"line {count + 1} has {len(row)} values for {len(header)} columns")
+            for k, column in kept.items():
+                column.append(row[k])
+    return {header[k]: _typed(column) for k, column in kept.items()}, count
 
 
 def _typed(values: list[str]) -> Array:
