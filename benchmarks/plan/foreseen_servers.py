@@ -52,7 +52,9 @@ def _plan(
     given = replace(prices, functions=functions)
     rates = replace(PUBLISHED, server_bytes=2.5e9)
     return make_plan(
-        Shape(name, *sizes, model=model, recomputes=False),  # their released code sends activations again (1.8)
+        Shape(
+            name, *sizes, model=model, recomputes=False
+        ),  # their released code sends activations again (1.8)
         cluster,
         rates,
         given,

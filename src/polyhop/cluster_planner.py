@@ -37,7 +37,11 @@ def plan_cluster(
 ) -> Plan:
     """For so many ranks of a cluster that need not be there, on a graph that need not be either."""
     question = question_of_cluster(model, statistics, config, cluster, num_ranks, options)
-    told = [*described(cluster, num_ranks), *_of_statistics(statistics, num_ranks), *assumed_of(question)[1:]]
+    told = [
+        *described(cluster, num_ranks, options.link),
+        *_of_statistics(statistics, num_ranks),
+        *assumed_of(question)[1:],
+    ]
     return make_plan(
         _on_cluster(question, config, cluster, options),
         _limits_of(cluster, num_ranks, options.limits),
@@ -120,6 +124,8 @@ def question_of_cluster(
     """What forecasts are asked for such a plan."""
     training = _training_of_statistics(model, statistics, config)
     topology = Topology(cluster.ranks_per_host, cluster.inside, cluster.network)
+    if options.link is not None:  # between any two ranks, on one host or not
+        topology = Topology(1, options.link, options.link)
     if cluster.machine is None:
         machine = options.machine or machine_of_device(cluster, num_ranks)
         law = law_of_device(cluster, num_ranks)
@@ -127,7 +133,7 @@ def question_of_cluster(
         machine, law = law_of(machine_of(cluster.machine), training, options.tell, keeps=False)
     sight = alike_sight(statistics, training, num_ranks)
     crowding = crowding_of(cluster, machine.cores, num_ranks) if num_ranks > 1 else 0.0
-    link = options.link or topology.among(0, num_ranks)
+    link = topology.among(0, num_ranks)
     link = replace(link, bytes_per_s=link.bytes_per_s / sight.busiest)  # all wait for the busiest
     return Question(training, sight, num_ranks, machine, link, law, crowding, topology)
 

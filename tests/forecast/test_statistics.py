@@ -36,6 +36,7 @@ from polyhop.plan import Cluster, Law, Limits, Link, Machine, Prediction, save_m
 from polyhop.plan.device import machine_of_device
 from polyhop.planner import ANY_MODEL, PlanOptions, plan_graph, training_of
 from polyhop.strategies import halo_cost, split_choice
+from polyhop.strategies.pipeline_schedule import Layout
 from polyhop.train.config import Config
 
 LAW = Law(2e-11, 2e-11, 1.5e-11, 5e-10, 1e-4, 16e6)
@@ -277,6 +278,21 @@ def test_links_without_end_leave_computing_alone() -> None:
     for one in found:
         assert one.parts["wait"] == pytest.approx(question.slowed * question.exchange_s, rel=1e-3), one.name
         assert one.epoch_s == pytest.approx(one.parts["compute"] + one.parts["wait"]), one.name
+
+
+def test_a_given_link_is_every_link() -> None:
+    """Also between stages of a pipeline, and those of one host."""
+    given, net = Link(125_000.0, 3e-4), GraphSAGE(64, 64, 2, out_channels=10)
+    config, options = Config(strategy="auto"), PlanOptions(link=given)
+    question = question_of_cluster(net, plain(), config, a_cluster(ranks=4), 8, options)
+    assert question.link == given
+    assert question.boundary(Layout(2, 4), 0) == question.inside_stage(Layout(2, 4)) == given
+    plan = plan_cluster(net, plain(), config, a_cluster(ranks=4), 8, options)
+    for each in plan.ranked:
+        one = each.prediction
+        if one.strategy != "serverless":  # tasks stay on their hosts
+            assert one.sent_bytes / given.bytes_per_s < 2.5 * one.epoch_s, one.name  # both ways at once
+    assert dict(plan.assumed)["network"] == "0.001 Gbit/s and 300 us for every rank, as given (--link)"
 
 
 def test_dollars_are_those_of_whole_hosts() -> None:
