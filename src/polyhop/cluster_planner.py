@@ -15,8 +15,8 @@ from torch import nn
 
 from polyhop.forecast import GraphStatistics, Inputs, Question, Training, alike_sight
 from polyhop.kernels.procedural import Virtual
-from polyhop.plan import Cluster, Limits, Memory, Plan, Prediction, make_plan, rank
-from polyhop.plan.cluster import machine_of
+from polyhop.plan import Cluster, Law, Limits, Machine, Memory, Plan, Prediction, make_plan, rank
+from polyhop.plan.cluster import HERE, machine_of
 from polyhop.plan.computed import computing_machine
 from polyhop.plan.curve import DEVICES, Curve, curves_of
 from polyhop.plan.device import crowding_of, described, law_of_device, machine_of_device
@@ -24,7 +24,7 @@ from polyhop.plan.topology import Topology
 from polyhop.planner import PlanOptions, assumed_of, law_of, limits_here, measured_machine, ways_of
 from polyhop.train.config import Config
 
-__all__ = ["plan_cluster", "plan_virtual", "question_of_cluster", "scale_cluster"]
+__all__ = ["plan_cluster", "plan_virtual", "question_of_cluster", "scale_cluster", "with_law"]
 
 
 def plan_cluster(
@@ -36,6 +36,7 @@ def plan_cluster(
     options: PlanOptions,
 ) -> Plan:
     """For so many ranks of a cluster that need not be there, on a graph that need not be either."""
+    options = with_law(model, statistics, config, cluster, options)
     question = question_of_cluster(model, statistics, config, cluster, num_ranks, options)
     told = [
         *described(cluster, num_ranks, options.link),
@@ -104,6 +105,7 @@ def scale_cluster(
     devices: Sequence[int] = DEVICES,
 ) -> list[Curve]:
     """What an epoch would take on more and more ranks, of as many hosts of the cluster's kind as they fill."""
+    options = with_law(model, statistics, config, cluster, options)
     found, every = {}, replace(options, is_given=False)
     for num_ranks in devices:
         question = question_of_cluster(model, statistics, config, cluster, num_ranks, every)
@@ -111,6 +113,24 @@ def scale_cluster(
         if ways:
             found[num_ranks] = rank(ways, _limits_of(cluster, num_ranks, options.limits))
     return curves_of(found, chosen)
+
+
+def with_law(
+    model: nn.Module, statistics: GraphStatistics, config: Config, cluster: Cluster, options: PlanOptions
+) -> PlanOptions:
+    """The options with the figures that the cluster names and a law of the model in them: timed once for all plans."""
+    if cluster.machine is None:
+        return options
+    machine, _ = _timed(_training_of_statistics(model, statistics, config), cluster, options)
+    return replace(options, machine=machine)
+
+
+def _timed(training: Training, cluster: Cluster, options: PlanOptions) -> tuple[Machine, Law]:
+    """The figures and the law, which is timed on this host where they have none."""
+    assert cluster.machine is not None, "a cluster of published rates has a law of its own"
+    is_here = options.machine is None and cluster.machine == HERE
+    machine = options.machine or machine_of(cluster.machine)
+    return law_of(machine, training, options.tell, keeps=is_here)
 
 
 def question_of_cluster(
@@ -130,7 +150,7 @@ def question_of_cluster(
         machine = options.machine or machine_of_device(cluster, num_ranks)
         law = law_of_device(cluster, num_ranks)
     else:
-        machine, law = law_of(machine_of(cluster.machine), training, options.tell, keeps=False)
+        machine, law = _timed(training, cluster, options)
     sight = alike_sight(statistics, training, num_ranks)
     crowding = crowding_of(cluster, machine.cores, num_ranks) if num_ranks > 1 else 0.0
     link = topology.among(0, num_ranks)

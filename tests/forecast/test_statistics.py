@@ -4,6 +4,7 @@ give the forecasts of parts that are there, and a thousand ranks cost no more lo
 
 from __future__ import annotations
 
+import platform
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from polyhop.cluster_planner import plan_cluster, question_of_cluster, scale_cluster
+from polyhop import planner
+from polyhop.cluster_planner import plan_cluster, question_of_cluster, scale_cluster, with_law
 from polyhop.datasets import load
 from polyhop.datasets.synth import generate
 from polyhop.errors import ConfigError
@@ -230,6 +232,44 @@ def test_one_host_with_this_hosts_figures_gives_the_plain_plan(
     for name, one in there.items():
         assert alike[name].epoch_s == pytest.approx(one.epoch_s, rel=0.2), name
         assert alike[name].memory.most == pytest.approx(one.memory.most, rel=0.1), name
+
+
+@pytest.mark.parametrize("stored", ["mine.json", "here"])
+def test_a_model_is_timed_once_for_a_plan_and_its_curves(
+    stored: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a plan says where: the figures may be of another host."""
+    monkeypatch.setenv("POLYHOP_CACHE", str(tmp_path))
+    host = replace(HOST, laws={})
+    save_machine(host)
+    save_machine(host, tmp_path / "mine.json")
+    timed: list[str] = []
+
+    def time_it(model: Any, *given: Any, **named: Any) -> Law:
+        timed.append(type(model).__name__)
+        return replace(LAW, host=platform.node())
+
+    monkeypatch.setattr(planner, "measured_law", time_it)
+    name = stored if stored == "here" else str(tmp_path / stored)
+    cluster = Cluster.from_json({"machine": name, "ranks": 4, "hosts": 256})
+    net, config = GraphSAGE(64, 64, 2, out_channels=10), Config(strategy="auto")
+    options = with_law(net, plain(), config, cluster, PlanOptions())
+    made = plan_cluster(net, plain(), config, cluster, 8, options)
+    scale_cluster(net, plain(), config, cluster, options, made.chosen, (1, 2, 8))
+    assert timed == ["GraphSAGE"]
+    assert dict(made.assumed)["computing"] == "as timed on this host"
+    curves = scale_cluster(net, plain(), config, cluster, PlanOptions(), made.chosen, (1, 2, 8))
+    assert curves
+    assert len(timed) == (1 if stored == "here" else 2), "of this host it is kept"
+
+
+def test_a_law_of_another_host_is_told_to_be(tmp_path: Path) -> None:
+    elsewhere = replace(LAW, host="elsewhere")
+    save_machine(replace(HOST, laws={ANY_MODEL: elsewhere}), tmp_path / "mine.json")
+    cluster = Cluster.from_json({"machine": str(tmp_path / "mine.json"), "ranks": 4})
+    config = Config(strategy="auto")
+    made = plan_cluster(GraphSAGE(64, 64, 2, 10), plain(), config, cluster, 4, PlanOptions())
+    assert dict(made.assumed)["computing"] == "as timed on elsewhere with another model"
 
 
 # ---------------------------------------------------------------- how forecasts follow the cluster

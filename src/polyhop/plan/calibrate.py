@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -91,7 +92,7 @@ def measure_cores(name: str | None = None) -> Machine:
         link=Link(10e9, 0.0),
         gpus=torch.cuda.device_count(),
         gpu_memory_bytes=float(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else 0.0,
-        source=f"measured {datetime.now(UTC):%Y-%m-%d} on this host",
+        source=f"measured {datetime.now(UTC):%Y-%m-%d} on {name or platform.node()}",
     )  # fmt: skip
 
 
@@ -107,11 +108,12 @@ def measured_law(
     """Of a rank: one thread, while other ranks keep the other cores busy and share the cache."""
     share = cache_bytes() / num_cores()
     if device != "cpu":
-        return measure_law(
+        found = measure_law(
             model, num_features, input_values=input_values, dtype=dtype, device=device, is_fresh=is_fresh
         )
+        return replace(found, host=platform.node())
     with _one_thread(), others_busy():
-        return measure_law(
+        found = measure_law(
             model,
             num_features,
             input_values=input_values,
@@ -119,6 +121,7 @@ def measured_law(
             cache_bytes=share,
             is_fresh=is_fresh,
         )
+    return replace(found, host=platform.node())
 
 
 def measure_messages(line: Collective) -> tuple[Link, float, float]:
