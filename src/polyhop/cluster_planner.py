@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from polyhop.forecast import GraphStatistics, Inputs, Question, Training, alike_sight
+from polyhop.forecast.memory import with_spread
 from polyhop.kernels.procedural import Virtual
 from polyhop.plan import Cluster, Law, Limits, Machine, Memory, Plan, Prediction, make_plan, rank
 from polyhop.plan.cluster import HERE, machine_of
@@ -168,20 +169,30 @@ def _on_cluster(
 
 
 def _on_hosts(given: Prediction, question: Question, cluster: Cluster) -> Prediction:
-    """With what its hosts cost an epoch. Input rows of mini-batches stay in their memory, beside GPUs; where these sum, each
-    edge's message is written out.
-    """
-    dollars, memory, training = (
-        cluster.dollars(question.num_ranks, given.epoch_s),
-        given.memory,
-        question.training,
-    )
-    if cluster.gpus:
-        is_drawn = training.num_neighbors is not None
-        held = training.num_nodes / question.num_ranks * training.inputs.row_bytes if is_drawn else 0.0
-        memory = Memory(memory.training - held + _message_bytes(question), memory.evaluation - held, held)
+    """With what its hosts cost an epoch."""
+    dollars = cluster.dollars(question.num_ranks, given.epoch_s)
+    memory = _beside_gpus(given.memory, question) if cluster.gpus else given.memory
     sent = {kind: num_bytes * question.sight.busiest for kind, num_bytes in given.sent.items()}
     return replace(given, dollars=dollars, memory=memory, sent=sent)
+
+
+def _beside_gpus(given: Memory, question: Question) -> Memory:
+    """Input rows of mini-batches stay in the host's memory; where GPUs sum, each edge's message is written out."""
+    is_drawn, written = question.training.num_neighbors is not None, _message_bytes(question)
+    held = given.items["inputs"] if is_drawn else 0.0
+    items = {
+        **given.items,
+        "inputs": given.items["inputs"] - held,
+        "messages": given.items.get("messages", 0.0) + written,
+    }
+    found = replace(
+        given,
+        training=given.training - held + written,
+        evaluation=given.evaluation - held,
+        host=held,
+        items=items,
+    )
+    return with_spread(question, found)
 
 
 def _message_bytes(question: Question) -> float:

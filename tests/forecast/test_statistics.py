@@ -335,6 +335,33 @@ def test_a_given_link_is_every_link() -> None:
     assert dict(plan.assumed)["network"] == "0.001 Gbit/s and 300 us for every rank, as given (--link)"
 
 
+@pytest.mark.parametrize(
+    ("given", "computed"),
+    [(WAYS[0], False), (LARGE, False), (LARGE, True)],
+    ids=["full graph", "mini-batches", "computed rows"],
+)
+@pytest.mark.parametrize("num_ranks", [1, 8])
+def test_gpus_have_the_margin_and_the_items_of_other_plans(
+    num_ranks: int, given: dict[str, Any], *, computed: bool
+) -> None:
+    cluster = Cluster.from_json({"extends": "p4d.24xlarge"})
+    made = plain(is_computed=computed)
+    config, net = Config(**given), GraphSAGE(64, 64, 2, out_channels=10)
+    plan = plan_cluster(net, made, config, cluster, num_ranks, PlanOptions())
+    process = machine_of_device(cluster, num_ranks).process_bytes
+    for each in plan.ranked:
+        memory, name = each.prediction.memory, each.prediction.name
+        assert sum(memory.items.values()) == pytest.approx(memory.training), name
+        assert min(memory.items.values()) >= 0, name
+        assert memory.needed - memory.most == pytest.approx(0.4 * (memory.most - process)), name
+        assert memory.host == (0 if computed or "batch_size" not in given else 256e6 / num_ranks), name
+    most = plan.chosen.memory.most
+    tight = plan_cluster(net, made, config, cluster, num_ranks, PlanOptions(Limits(memory_bytes=1.05 * most)))
+    name = plan.chosen.name
+    again = next(each for each in tight.ranked if each.prediction.name == name)
+    assert not again.fits, "the margin is asked for"
+
+
 def test_dollars_are_those_of_whole_hosts() -> None:
     found = times(plain(), a_cluster(), 12, {"strategy": "auto"})
     one = found["halo"]

@@ -51,6 +51,7 @@ __all__ = [
     "single_memory",
     "stage_memory",
     "windows_memory",
+    "with_spread",
 ]
 
 FREED = 0.9
@@ -387,7 +388,7 @@ def _memory(
         found.setdefault("fetched", part.halo * _row(question))
     still = sum(value for name, value in found.items() if name not in _ANEW)
     found["freed"] = share * (_allocated(items) if allocated is None else allocated)
-    return _with_spread(
+    return with_spread(
         question,
         Memory(
             training=sum(found.values()),
@@ -398,7 +399,8 @@ def _memory(
     )
 
 
-def _with_spread(question: Question, found: Memory) -> Memory:
+def with_spread(question: Question, found: Memory) -> Memory:
+    """With the margin by which runs may need more."""
     return replace(found, spread=_SPREAD * (found.most - question.machine.process_bytes))
 
 
