@@ -4,6 +4,10 @@ give the forecasts of parts that are there, and a thousand ranks cost no more lo
 
 from __future__ import annotations
 
+import errno
+import json
+import math
+import os
 import platform
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +25,7 @@ from polyhop.forecast import (
     GraphStatistics,
     Inputs,
     Measured,
+    Seen,
     Training,
     alike_sight,
     labelled,
@@ -97,6 +102,56 @@ def test_round_trip(graph: Graph, parts: dict[int, Partition], tmp_path: Path) -
         assert len(made.seen) == 4
 
 
+def test_a_file_of_sizes_alone(tmp_path: Path) -> None:
+    sizes = {"num_nodes": 1000, "num_edges": 30_000, "num_features": 8, "num_classes": 3, "num_train": 100}
+    file = tmp_path / "s.json"
+    file.write_text(json.dumps({"version": 1, **sizes}))
+    assert read_statistics(file).to_json() == GraphStatistics(**sizes).to_json()
+    file.write_text(json.dumps({"version": 1, **sizes, "halo": {"2": 0.25}}))
+    assert read_statistics(file).replicas(2) == 0.25
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"num_part": 4}, "unknown field 'num_part'"),
+        ({"row_length": -4}, "row_length is -4; expected a number, 0 or more"),
+        ({"num_nodes": None}, "num_nodes is None; expected a whole number, 1 or more"),
+        ({"halo": {"two": 0.2}}, "is not a file of 'polyhop plan NAME --statistics-out FILE'"),
+        ({"seen": [4]}, "is not a file of 'polyhop plan NAME --statistics-out FILE'"),
+        ({"version": 7}, "has version 7, this is 1: make it again"),
+    ],
+)
+def test_mistakes_in_files_name_the_file(tmp_path: Path, more: dict[str, Any], told: str) -> None:
+    (tmp_path / "s.json").write_text(json.dumps({**plain().to_json(), **more}))
+    with pytest.raises(ConfigError) as error:
+        read_statistics(tmp_path / "s.json")
+    assert told in str(error.value)
+    assert str(error.value).count("s.json") == 1
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "s.json"
+    write_statistics(plain(), file)
+    before = file.read_bytes()
+    write = Path.write_text
+
+    def half(path: Path, text: str, **named: Any) -> int:
+        write(path, text[: len(text) // 2], **named)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", half)
+    with pytest.raises(ConfigError, match=r"s\.json cannot be written \(No space left on device\)"):
+        write_statistics(plain(num_train=7), file)
+    assert file.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [file], "nothing half-written stays"
+
+
+def test_a_device_stays_one() -> None:
+    write_statistics(plain(), Path(os.devnull))
+    assert Path(os.devnull).is_char_device()
+
+
 def test_sizes_alone_are_enough() -> None:
     made = GraphStatistics(1000, 30_000, 8, 3, 100)
     assert float(made.cells[:, 0].sum()) == pytest.approx(1000)
@@ -110,11 +165,29 @@ def test_sizes_alone_are_enough() -> None:
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        ({"num_nodes": 0}, "num_nodes is 0; expected 1 or more"),
+        ({"num_nodes": 0}, "num_nodes is 0; expected a whole number, 1 or more"),
         ({"num_train": 2_000_000}, "num_train is 2000000; expected 0 to 1,000,000, the nodes"),
         ({"exponent": 0.5}, "exponent is 0.5; expected more than 1"),
         ({"halo": {4: 3.5}}, "halo of 4 parts is 3.5; expected 2 parts or more and 0 to 3 rows a node"),
         ({"halo": {1: 0.0}}, "halo of 1 parts is 0.0"),
+        ({"num_nodes": "many"}, "num_nodes is 'many'; expected a whole number, 1 or more"),
+        ({"num_classes": 2.5}, "num_classes is 2.5; expected a whole number, 1 or more"),
+        ({"halo": {2: Measured(0.2, "half")}}, "cut of 2 parts is 'half'; expected a number, 0 to 1"),
+        ({"halo": {2: Measured(0.2, 0.3, math.nan)}}, "sums of 2 parts is nan; expected a number, 0 or more"),
+        ({"halo": {2: "few"}}, "halo of 2 parts is 'few'; expected a number, 0 or more"),
+        ({"degrees": [[0, 0, 0]]}, "degrees have no nodes or no edges; expected both, or no degrees"),
+        ({"degrees": [[1, "x", 2]]}, "degrees have 'x'; expected a number, 0 or more"),
+        ({"degrees": [[1, 2]]}, "degrees have [1, 2]; expected [nodes, in-degree, out-degree]"),
+        ({"row_dtype": "floaty"}, "row_dtype is 'floaty'; expected a dtype of torch, such as float32"),
+        ({"row_dtype": "nn"}, "row_dtype is 'nn'; expected a dtype of torch, such as float32"),
+        ({"row_dtype": 4}, "row_dtype is 4; expected a dtype of torch, such as float32"),
+        ({"row_length": -4}, "row_length is -4; expected a number, 0 or more"),
+        ({"seen": [Seen("full graph", 0, {})]}, "num_parts of seen is 0; expected a whole number, 1 or more"),
+        (
+            {"seen": [Seen("full graph", 2, {"rows 0": "x"})]},
+            "rows 0 of seen is 'x'; expected a number, 0 or more",
+        ),
+        ({"is_computed": "no"}, "is_computed is 'no'; expected true or false"),
     ],
 )
 def test_mistakes_are_told(more: dict[str, Any], told: str) -> None:

@@ -9,9 +9,9 @@ Legend: R ranks of a host.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from datetime import date
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -118,7 +118,7 @@ class Cluster:
                 "kind here: describe the slowest kind"
             )
         base = {} if "extends" not in given else _preset(given["extends"], where)
-        own = {name: value for name, value in given.items() if name != "extends"}
+        own = {name: _as_text(value) for name, value in given.items() if name != "extends"}
         if own.get("machine") is not None:
             base = {**base, **_figures(machine_of(str(own["machine"]), where))}
         if not base:
@@ -145,7 +145,13 @@ _MAY_BE_ZERO = (
     "inside_busy_us",
     "network_us",
 )
+_ENDLESS = 1e300
 _ALWAYS = ("cores", "memory_gb", "cpu_tflops", "cpu_memory_gb_s", "network_gbit_s")
+
+
+def _as_text(value: Any) -> Any:
+    """A date, which YAML makes of ``2025-06-01``, as it was written; all else as it is."""
+    return value.isoformat() if isinstance(value, date) else value
 
 
 def _check(name: str, value: Any) -> None:
@@ -157,7 +163,7 @@ def _check(name: str, value: Any) -> None:
     kinds = int if is_whole else int | float
     least = "0 or more" if name in (*_MAY_BE_ZERO, "dollars_per_hour") else "more than 0"
     what = f"a {'whole number' if is_whole else 'number'}, {least}"
-    if isinstance(value, bool) or not isinstance(value, kinds) or math.isnan(value):
+    if isinstance(value, bool) or not isinstance(value, kinds) or not abs(value) < _ENDLESS:
         raise ConfigError(f"cluster: {name} is {value!r}; expected {what}")
     if value < 0 or (value == 0 and least == "more than 0"):
         raise ConfigError(f"cluster: {name} is {value!r}; expected {what}")
@@ -188,6 +194,10 @@ def presets() -> Mapping[str, Mapping[str, Any]]:
 
 
 def _preset(name: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(name, str):
+        raise ConfigError(
+            f"{where}: extends is {name!r}; expected the name of a preset: {', '.join(presets())}"
+        )
     if name not in presets():
         raise ConfigError(f"{where}: {unknown('preset', str(name), presets())}")
     return {"name": name, **presets()[name]}

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from polyhop.errors import ConfigError
+from polyhop.plan.files import replaced_whole
 from polyhop.plan.law import Law
 
 __all__ = [
@@ -146,9 +147,8 @@ def save_machine(machine: Machine, path: Path | None = None) -> Path:
     text = json.dumps({"measured_on": signature_of_host(), "machine": machine.to_json()}, indent=1)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        beside = file.with_name(f".{file.name}.{os.getpid()}")
-        beside.write_text(text + "\n", encoding="utf-8")
-        beside.replace(file)
+        with replaced_whole(file) as beside:
+            beside.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise ConfigError(
             f"{file}: cannot be written ({error.strerror or error}); set POLYHOP_CACHE"
