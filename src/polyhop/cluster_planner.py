@@ -156,7 +156,8 @@ def question_of_cluster(
     crowding = crowding_of(cluster, machine.cores, num_ranks) if num_ranks > 1 else 0.0
     link = topology.among(0, num_ranks)
     link = replace(link, bytes_per_s=link.bytes_per_s / sight.busiest)  # all wait for the busiest
-    return Question(training, sight, num_ranks, machine, link, law, crowding, topology)
+    device = "cuda" if cluster.gpus else "cpu"
+    return Question(training, sight, num_ranks, machine, link, law, crowding, topology, device)
 
 
 def _on_cluster(

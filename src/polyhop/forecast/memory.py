@@ -382,7 +382,7 @@ def _memory(
     allocated: float | None = None,
 ) -> Memory:
     """``items`` of training, but for process and what is freed; ``over``: what evaluation allocates."""
-    process, share = question.machine.process_bytes, _FREED_GPU if question.machine.gpus else FREED
+    process, share = question.machine.process_bytes, _FREED_GPU if question.has_gpus else FREED
     found = {"process": process, **items}
     if part is not None:
         found.setdefault("fetched", part.halo * _row(question))
@@ -393,7 +393,7 @@ def _memory(
         Memory(
             training=sum(found.values()),
             evaluation=still + (1 + min(share, _FREED_ONCE)) * sum(over.values()),
-            start=0.0 if question.machine.gpus else max(0.0, process - _LATE_BYTES) + start,
+            start=0.0 if question.has_gpus else max(0.0, process - _LATE_BYTES) + start,
             items=found,
         ),
     )
