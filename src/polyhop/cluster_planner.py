@@ -43,6 +43,7 @@ def plan_cluster(
         *described(cluster, num_ranks, options.link),
         *_of_statistics(statistics, num_ranks),
         *assumed_of(question)[1:],
+        *_of_start(question),
     ]
     return make_plan(
         _on_cluster(question, config, cluster, options),
@@ -209,6 +210,15 @@ def _limits_of(cluster: Cluster, num_ranks: int, limits: Limits) -> Limits:
     host = 1e9 * cluster.memory_gb / here
     device = 1e9 * cluster.gpu_memory_gb if cluster.gpus else host
     return replace(limits, device_bytes=device, host_bytes=host if cluster.gpus else math.inf)
+
+
+def _of_start(question: Question) -> list[tuple[str, str]]:
+    """Of memory until the first step, beside what is assumed of steps."""
+    if question.num_ranks == 1 or question.training.inputs.are_computed:
+        return []
+    if question.has_gpus:
+        return [("start", "takes no memory of GPUs: graph and parts are loaded by their hosts")]
+    return [("start", "parts: from a folder (--parts); without one every rank loads the whole graph")]
 
 
 def _of_statistics(statistics: GraphStatistics, num_ranks: int) -> list[tuple[str, str]]:

@@ -512,3 +512,8 @@ def test_assumptions_come_first_and_say_what_was_measured() -> None:
     assert "8 of 128" in told["cluster"]
     assert "2, 4, 8 parts" in told["parts of it"]
     assert "$1.5 an hour" in told["prices"]
+    assert told["start"].startswith("parts: from a folder (--parts); ")
+    assert len(told) == len(plan.assumed), "everything has a name of its own"
+    net, config = GraphSAGE(64, 64, 2, out_channels=10), Config(strategy="auto")
+    alone = plan_cluster(net, plain(), config, a_cluster(), 1, PlanOptions())
+    assert "start" not in dict(alone.assumed)
