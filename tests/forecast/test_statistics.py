@@ -49,7 +49,7 @@ from polyhop.train.config import Config
 LAW = Law(2e-11, 2e-11, 1.5e-11, 5e-10, 1e-4, 16e6)
 DRAWN = {"num_neighbors": [10, 5], "batch_size": 256}
 HOST = Machine(
-    "mine", 4, 64e9, 3.2e7, 1e10, 2e10, 1.4e-7, 3e-9, 1e-4, 3e-10, 1e-10, 5e8, 1e9, 3.0, Link(1e9, 1e-4, 1e-4),
+    "mine", 4, 64e9, 3.2e7, 1e10, 2e10, 1.4e-7, 3e-9, 1e-4, 3e-10, 1e-10, 5e8, 1e9, 3.0, Link(1e9, 1e-4),
     {ANY_MODEL: LAW},
 )  # fmt: skip
 

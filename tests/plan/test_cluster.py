@@ -125,7 +125,7 @@ def test_a_file_that_is_not_there() -> None:
 
 def machine() -> Machine:
     return Machine(
-        "mine", 6, 32e9, 1e7, 1e10, 2e10, 1e-7, 3e-9, 1e-4, 3e-10, 1e-10, 5e8, 1e9, 4.0, Link(2e9, 3e-4, 1e-3)
+        "mine", 6, 32e9, 1e7, 1e10, 2e10, 1e-7, 3e-9, 1e-4, 3e-10, 1e-10, 5e8, 1e9, 4.0, Link(2e9, 3e-4)
     )
 
 

@@ -44,7 +44,6 @@ class Cluster:
     pcie_gb_s: float = 12.0  # between a GPU and its host
     inside_gb_s: float = 5.0  # between ranks of a host: what one sends, and receives
     inside_us: float = 50.0  # of a round of messages
-    inside_busy_us: float = 0.0  # of one beside which ranks compute
     network_gbit_s: float = 10.0  # of a host
     network_us: float = 100.0
     dollars_per_hour: float | None = None  # of a host
@@ -80,7 +79,7 @@ class Cluster:
     @property
     def inside(self) -> Link:
         """Of a rank to the others of its host."""
-        return Link(1e9 * self.inside_gb_s, 1e-6 * self.inside_us, 1e-6 * self.inside_busy_us)
+        return Link(1e9 * self.inside_gb_s, 1e-6 * self.inside_us)
 
     @property
     def network(self) -> Link:
@@ -142,7 +141,6 @@ _MAY_BE_ZERO = (
     "gpu_memory_gb",
     "gpu_memory_gb_s",
     "inside_us",
-    "inside_busy_us",
     "network_us",
 )
 _ENDLESS = 1e300
@@ -260,6 +258,5 @@ def _figures(machine: Machine) -> dict[str, Any]:
         "memory_gb": machine.memory_bytes / 1e9,
         "inside_gb_s": machine.link.bytes_per_s / 1e9,
         "inside_us": 1e6 * machine.link.latency_s,
-        "inside_busy_us": 1e6 * machine.link.busy_s,
         "source": machine.source,
     }

@@ -39,7 +39,6 @@ class Link:
 
     bytes_per_s: float  # that a rank sends, and receives
     latency_s: float  # of a round of messages between all ranks
-    busy_s: float = 0.0  # of one that a thread beside training makes: it waits for its turn on every rank
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,8 @@ class Machine:
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> Machine:
         laws = {kind: Law.from_json(law) for kind, law in given["laws"].items()}
-        return cls(**{**given, "link": Link(**given["link"]), "laws": laws})
+        link = Link(given["link"]["bytes_per_s"], given["link"]["latency_s"])
+        return cls(**{**given, "link": link, "laws": laws})
 
 
 def cache_folder() -> Path:
