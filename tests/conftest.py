@@ -48,7 +48,7 @@ def pytest_configure() -> None:
     from polyhop.planner import ANY_MODEL
 
     law = Law(2e-11, 5e-10, 1.5e-11, 5e-10, 1e-4, 16e6)
-    link = Link(1e9, 2e-4, 2e-4)
+    link = Link(1e9, 2e-4)
     save_machine(
         Machine(
             "of the tests", 2, 24e9, 32e6, 2.5e9, 2.5e9, 2e-7, 3e-9, 1e-4, 4e-10, 1.2e-10, 3e8, 1e9, 1.9, link,

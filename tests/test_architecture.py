@@ -93,7 +93,7 @@ GROUND = {
         "widths",
     },
     "nn": {"conv", "counts", "halo", "layer", "model", "modules", "rows", "scale"},
-    "plan": {"cluster", "curve", "law", "machine", "prediction", "probe", "search"},
+    "plan": {"cluster", "curve", "files", "law", "machine", "prediction", "probe", "search"},
     "serverless": {
         "agenda",
         "bill",

@@ -14,9 +14,10 @@ import torch
 from torch import nn
 
 from polyhop.forecast import GraphStatistics, Inputs, Question, Training, alike_sight
+from polyhop.forecast.memory import with_spread
 from polyhop.kernels.procedural import Virtual
-from polyhop.plan import Cluster, Limits, Memory, Plan, Prediction, make_plan, rank
-from polyhop.plan.cluster import machine_of
+from polyhop.plan import Cluster, Law, Limits, Machine, Memory, Plan, Prediction, make_plan, rank
+from polyhop.plan.cluster import HERE, machine_of
 from polyhop.plan.computed import computing_machine
 from polyhop.plan.curve import DEVICES, Curve, curves_of
 from polyhop.plan.device import (
@@ -30,7 +31,7 @@ from polyhop.plan.topology import Topology
 from polyhop.planner import PlanOptions, assumed_of, law_of, limits_here, measured_machine, ways_of
 from polyhop.train.config import Config
 
-__all__ = ["plan_cluster", "plan_virtual", "question_of_cluster", "scale_cluster"]
+__all__ = ["plan_cluster", "plan_virtual", "question_of_cluster", "scale_cluster", "with_law"]
 
 
 def plan_cluster(
@@ -42,8 +43,14 @@ def plan_cluster(
     options: PlanOptions,
 ) -> Plan:
     """For so many ranks of a cluster that need not be there, on a graph that need not be either."""
+    options = with_law(model, statistics, config, cluster, options)
     question = question_of_cluster(model, statistics, config, cluster, num_ranks, options)
-    told = [*described(cluster, num_ranks), *_of_statistics(statistics, num_ranks), *assumed_of(question)[1:]]
+    told = [
+        *described(cluster, num_ranks, options.link),
+        *_of_statistics(statistics, num_ranks),
+        *assumed_of(question)[1:],
+        *_of_start(question),
+    ]
     return make_plan(
         _on_cluster(question, config, cluster, options),
         _limits_of(cluster, num_ranks, options.limits),
@@ -106,6 +113,7 @@ def scale_cluster(
     devices: Sequence[int] = DEVICES,
 ) -> list[Curve]:
     """What an epoch would take on more and more ranks, of as many hosts of the cluster's kind as they fill."""
+    options = with_law(model, statistics, config, cluster, options)
     found, every = {}, replace(options, is_given=False)
     for num_ranks in devices:
         question = question_of_cluster(model, statistics, config, cluster, num_ranks, every)
@@ -113,6 +121,24 @@ def scale_cluster(
         if ways:
             found[num_ranks] = rank(ways, _limits_of(cluster, num_ranks, options.limits))
     return curves_of(found, chosen)
+
+
+def with_law(
+    model: nn.Module, statistics: GraphStatistics, config: Config, cluster: Cluster, options: PlanOptions
+) -> PlanOptions:
+    """The options with the figures that the cluster names and a law of the model in them: timed once for all plans."""
+    if cluster.machine is None:
+        return options
+    machine, _ = _timed(_training_of_statistics(model, statistics, config), cluster, options)
+    return replace(options, machine=machine)
+
+
+def _timed(training: Training, cluster: Cluster, options: PlanOptions) -> tuple[Machine, Law]:
+    """The figures and the law, which is timed on this host where they have none."""
+    assert cluster.machine is not None, "a cluster of published rates has a law of its own"
+    is_here = options.machine is None and cluster.machine == HERE
+    machine = options.machine or machine_of(cluster.machine)
+    return law_of(machine, training, options.tell, keeps=is_here)
 
 
 def question_of_cluster(
@@ -126,17 +152,20 @@ def question_of_cluster(
     """What forecasts are asked for such a plan."""
     training = _training_of_statistics(model, statistics, config)
     topology = Topology(cluster.ranks_per_host, cluster.inside, cluster.network)
+    if options.link is not None:  # between any two ranks, on one host or not
+        topology = Topology(1, options.link, options.link)
     if cluster.machine is None:
         machine = options.machine or machine_of_device(cluster, num_ranks)
         law = law_of_device(cluster, num_ranks)
     else:
-        machine, law = law_of(machine_of(cluster.machine), training, options.tell, keeps=False)
+        machine, law = _timed(training, cluster, options)
         machine = measured_device(machine, cluster, num_ranks) if cluster.gpus else machine
     sight = alike_sight(statistics, training, num_ranks)
     crowding = crowding_of(cluster, machine.cores, num_ranks) if num_ranks > 1 else 0.0
-    link = options.link or topology.among(0, num_ranks)
+    link = topology.among(0, num_ranks)
     link = replace(link, bytes_per_s=link.bytes_per_s / sight.busiest)  # all wait for the busiest
-    return Question(training, sight, num_ranks, machine, link, law, crowding, topology)
+    device = "cuda" if cluster.gpus else "cpu"
+    return Question(training, sight, num_ranks, machine, link, law, crowding, topology, device)
 
 
 def _on_cluster(
@@ -149,20 +178,30 @@ def _on_cluster(
 
 
 def _on_hosts(given: Prediction, question: Question, cluster: Cluster) -> Prediction:
-    """With what its hosts cost an epoch. Input rows of mini-batches stay in their memory, beside GPUs; where these sum, each
-    edge's message is written out.
-    """
-    dollars, memory, training = (
-        cluster.dollars(question.num_ranks, given.epoch_s),
-        given.memory,
-        question.training,
-    )
-    if cluster.gpus:
-        is_drawn = training.num_neighbors is not None
-        held = training.num_nodes / question.num_ranks * training.inputs.row_bytes if is_drawn else 0.0
-        memory = Memory(memory.training - held + _message_bytes(question), memory.evaluation - held, held)
+    """With what its hosts cost an epoch."""
+    dollars = cluster.dollars(question.num_ranks, given.epoch_s)
+    memory = _beside_gpus(given.memory, question) if cluster.gpus else given.memory
     sent = {kind: num_bytes * question.sight.busiest for kind, num_bytes in given.sent.items()}
     return replace(given, dollars=dollars, memory=memory, sent=sent)
+
+
+def _beside_gpus(given: Memory, question: Question) -> Memory:
+    """Input rows of mini-batches stay in the host's memory; where GPUs sum, each edge's message is written out."""
+    is_drawn, written = question.training.num_neighbors is not None, _message_bytes(question)
+    held = given.items["inputs"] if is_drawn else 0.0
+    items = {
+        **given.items,
+        "inputs": given.items["inputs"] - held,
+        "messages": given.items.get("messages", 0.0) + written,
+    }
+    found = replace(
+        given,
+        training=given.training - held + written,
+        evaluation=given.evaluation - held,
+        host=held,
+        items=items,
+    )
+    return with_spread(question, found)
 
 
 def _message_bytes(question: Question) -> float:
@@ -178,6 +217,15 @@ def _limits_of(cluster: Cluster, num_ranks: int, limits: Limits) -> Limits:
     host = 1e9 * cluster.memory_gb / here
     device = 1e9 * cluster.gpu_memory_gb if cluster.gpus else host
     return replace(limits, device_bytes=device, host_bytes=host if cluster.gpus else math.inf)
+
+
+def _of_start(question: Question) -> list[tuple[str, str]]:
+    """Of memory until the first step, beside what is assumed of steps."""
+    if question.num_ranks == 1 or question.training.inputs.are_computed:
+        return []
+    if question.has_gpus:
+        return [("start", "takes no memory of GPUs: graph and parts are loaded by their hosts")]
+    return [("start", "parts: from a folder (--parts); without one every rank loads the whole graph")]
 
 
 def _of_statistics(statistics: GraphStatistics, num_ranks: int) -> list[tuple[str, str]]:

@@ -6,6 +6,7 @@ In one process (``plan_graph``) the ranks are threads and the graph is in memory
 
 from __future__ import annotations
 
+import platform
 import statistics as numbers
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -374,6 +375,13 @@ def _alone(question: Question) -> Prediction | None:
     return next(iter(predictions(one)))
 
 
+def _timed(question: Question) -> str:
+    """Where the law was: figures of a machine may be of another one."""
+    where = "this host" if question.law.host == platform.node() else question.law.host
+    is_own = kind_of(question.training) in question.machine.laws
+    return f"as timed on {where}{'' if is_own else ' with another model'}"
+
+
 def assumed_of(question: Question) -> list[tuple[str, Any]]:
     machine, link, training = question.machine, question.link, question.training
     told: list[tuple[str, Any]] = [
@@ -392,6 +400,8 @@ def assumed_of(question: Question) -> list[tuple[str, Any]]:
         rate = 8e-9 * link.bytes_per_s
         told.append(("links", f"{rate:.3g} Gbit/s a rank, {1e3 * link.latency_s:.3g} ms a round of messages"))
         told.append(("parts", f"{question.sight.cut.replicas:.2f} rows of other parts read, per node"))
+    if question.law.host:
+        told.append(("computing", _timed(question)))
     batches = (
         "full graph" if training.num_neighbors is None else f"{training.num_steps:,} mini-batches an epoch"
     )

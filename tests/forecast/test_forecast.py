@@ -24,7 +24,7 @@ from polyhop.train.optim import build_optimizer
 from polyhop.train.state import Session
 from polyhop.trainer import Trainer
 
-FAST, SLOW = Link(1e9, 1e-4, 1e-4), Link(1e6, 1e-4, 1e-4)
+FAST, SLOW = Link(1e9, 1e-4), Link(1e6, 1e-4)
 LAW = Law(2e-11, 5e-10, 1.5e-11, 5e-10, 1e-4, 16e6)
 
 

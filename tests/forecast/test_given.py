@@ -30,7 +30,7 @@ def asked(fan_outs: list[int] | None = None, bytes_per_s: float = 1e8, **more: A
     machine = load_machine()
     assert machine is not None
     sight = look_at(graph, partition(graph, 4, "hash"), training)
-    return Question(training, sight, 4, machine, Link(bytes_per_s, 1e-4, 1e-4), LAW, 1.0)
+    return Question(training, sight, 4, machine, Link(bytes_per_s, 1e-4), LAW, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -229,6 +229,22 @@ def test_parts_from_a_folder_need_no_whole_graph(graph: Graph) -> None:
     assert starts[1] < starts[0]
 
 
+@pytest.mark.parametrize("given", [{}, {"num_neighbors": [5, 5], "batch_size": 256}])
+def test_a_gpu_that_the_model_is_not_on_changes_nothing(graph: Graph, given: dict[str, Any]) -> None:
+    asked = training_of(
+        MODELS["gcn"](32, 2), graph, Trainer("auto", **given), inputs_of(graph), labelled(graph).numel()
+    )
+    law, sight = Law(2e-11, 5e-10, 1.5e-11, 5e-10, 1e-4, 16e6), look_at(graph, partition(graph, 2), asked)
+    plain, with_gpu = (
+        Question(asked, sight, 2, replace(MACHINE, gpus=gpus), Link(1e9, 1e-4), law, 1.0) for gpus in (0, 1)
+    )
+    assert list(predictions(with_gpu)) == list(predictions(plain))
+    beside = replace(plain, device="cuda")
+    assert beside.step_s < plain.step_s
+    assert beside.exchange_s == 0
+    assert not any(each.memory.start for each in predictions(beside))
+
+
 def test_a_plan_fits_with_room_to_spare(graph: Graph) -> None:
     net = MODELS["gcn"](64, 2)
     asked = training_of(net, graph, Trainer("auto"), inputs_of(graph), labelled(graph).numel())

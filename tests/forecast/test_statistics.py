@@ -4,6 +4,11 @@ give the forecasts of parts that are there, and a thousand ranks cost no more lo
 
 from __future__ import annotations
 
+import errno
+import json
+import math
+import os
+import platform
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-from polyhop.cluster_planner import plan_cluster, question_of_cluster, scale_cluster
+from polyhop import planner
+from polyhop.cluster_planner import plan_cluster, question_of_cluster, scale_cluster, with_law
 from polyhop.datasets import load
 from polyhop.datasets.synth import generate
 from polyhop.errors import ConfigError
@@ -19,6 +25,7 @@ from polyhop.forecast import (
     GraphStatistics,
     Inputs,
     Measured,
+    Seen,
     Training,
     alike_sight,
     labelled,
@@ -36,12 +43,13 @@ from polyhop.plan import Cluster, Law, Limits, Link, Machine, Prediction, save_m
 from polyhop.plan.device import machine_of_device
 from polyhop.planner import ANY_MODEL, PlanOptions, plan_graph, training_of
 from polyhop.strategies import halo_cost, split_choice
+from polyhop.strategies.pipeline_schedule import Layout
 from polyhop.train.config import Config
 
 LAW = Law(2e-11, 2e-11, 1.5e-11, 5e-10, 1e-4, 16e6)
 DRAWN = {"num_neighbors": [10, 5], "batch_size": 256}
 HOST = Machine(
-    "mine", 4, 64e9, 3.2e7, 1e10, 2e10, 1.4e-7, 3e-9, 1e-4, 3e-10, 1e-10, 5e8, 1e9, 3.0, Link(1e9, 1e-4, 1e-4),
+    "mine", 4, 64e9, 3.2e7, 1e10, 2e10, 1.4e-7, 3e-9, 1e-4, 3e-10, 1e-10, 5e8, 1e9, 3.0, Link(1e9, 1e-4),
     {ANY_MODEL: LAW},
 )  # fmt: skip
 
@@ -94,6 +102,56 @@ def test_round_trip(graph: Graph, parts: dict[int, Partition], tmp_path: Path) -
         assert len(made.seen) == 4
 
 
+def test_a_file_of_sizes_alone(tmp_path: Path) -> None:
+    sizes = {"num_nodes": 1000, "num_edges": 30_000, "num_features": 8, "num_classes": 3, "num_train": 100}
+    file = tmp_path / "s.json"
+    file.write_text(json.dumps({"version": 1, **sizes}))
+    assert read_statistics(file).to_json() == GraphStatistics(**sizes).to_json()
+    file.write_text(json.dumps({"version": 1, **sizes, "halo": {"2": 0.25}}))
+    assert read_statistics(file).replicas(2) == 0.25
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"num_part": 4}, "unknown field 'num_part'"),
+        ({"row_length": -4}, "row_length is -4; expected a number, 0 or more"),
+        ({"num_nodes": None}, "num_nodes is None; expected a whole number, 1 or more"),
+        ({"halo": {"two": 0.2}}, "is not a file of 'polyhop plan NAME --statistics-out FILE'"),
+        ({"seen": [4]}, "is not a file of 'polyhop plan NAME --statistics-out FILE'"),
+        ({"version": 7}, "has version 7, this is 1: make it again"),
+    ],
+)
+def test_mistakes_in_files_name_the_file(tmp_path: Path, more: dict[str, Any], told: str) -> None:
+    (tmp_path / "s.json").write_text(json.dumps({**plain().to_json(), **more}))
+    with pytest.raises(ConfigError) as error:
+        read_statistics(tmp_path / "s.json")
+    assert told in str(error.value)
+    assert str(error.value).count("s.json") == 1
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "s.json"
+    write_statistics(plain(), file)
+    before = file.read_bytes()
+    write = Path.write_text
+
+    def half(path: Path, text: str, **named: Any) -> int:
+        write(path, text[: len(text) // 2], **named)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", half)
+    with pytest.raises(ConfigError, match=r"s\.json cannot be written \(No space left on device\)"):
+        write_statistics(plain(num_train=7), file)
+    assert file.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [file], "nothing half-written stays"
+
+
+def test_a_device_stays_one() -> None:
+    write_statistics(plain(), Path(os.devnull))
+    assert Path(os.devnull).is_char_device()
+
+
 def test_sizes_alone_are_enough() -> None:
     made = GraphStatistics(1000, 30_000, 8, 3, 100)
     assert float(made.cells[:, 0].sum()) == pytest.approx(1000)
@@ -107,11 +165,29 @@ def test_sizes_alone_are_enough() -> None:
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        ({"num_nodes": 0}, "num_nodes is 0; expected 1 or more"),
+        ({"num_nodes": 0}, "num_nodes is 0; expected a whole number, 1 or more"),
         ({"num_train": 2_000_000}, "num_train is 2000000; expected 0 to 1,000,000, the nodes"),
         ({"exponent": 0.5}, "exponent is 0.5; expected more than 1"),
         ({"halo": {4: 3.5}}, "halo of 4 parts is 3.5; expected 2 parts or more and 0 to 3 rows a node"),
         ({"halo": {1: 0.0}}, "halo of 1 parts is 0.0"),
+        ({"num_nodes": "many"}, "num_nodes is 'many'; expected a whole number, 1 or more"),
+        ({"num_classes": 2.5}, "num_classes is 2.5; expected a whole number, 1 or more"),
+        ({"halo": {2: Measured(0.2, "half")}}, "cut of 2 parts is 'half'; expected a number, 0 to 1"),
+        ({"halo": {2: Measured(0.2, 0.3, math.nan)}}, "sums of 2 parts is nan; expected a number, 0 or more"),
+        ({"halo": {2: "few"}}, "halo of 2 parts is 'few'; expected a number, 0 or more"),
+        ({"degrees": [[0, 0, 0]]}, "degrees have no nodes or no edges; expected both, or no degrees"),
+        ({"degrees": [[1, "x", 2]]}, "degrees have 'x'; expected a number, 0 or more"),
+        ({"degrees": [[1, 2]]}, "degrees have [1, 2]; expected [nodes, in-degree, out-degree]"),
+        ({"row_dtype": "floaty"}, "row_dtype is 'floaty'; expected a dtype of torch, such as float32"),
+        ({"row_dtype": "nn"}, "row_dtype is 'nn'; expected a dtype of torch, such as float32"),
+        ({"row_dtype": 4}, "row_dtype is 4; expected a dtype of torch, such as float32"),
+        ({"row_length": -4}, "row_length is -4; expected a number, 0 or more"),
+        ({"seen": [Seen("full graph", 0, {})]}, "num_parts of seen is 0; expected a whole number, 1 or more"),
+        (
+            {"seen": [Seen("full graph", 2, {"rows 0": "x"})]},
+            "rows 0 of seen is 'x'; expected a number, 0 or more",
+        ),
+        ({"is_computed": "no"}, "is_computed is 'no'; expected true or false"),
     ],
 )
 def test_mistakes_are_told(more: dict[str, Any], told: str) -> None:
@@ -231,6 +307,44 @@ def test_one_host_with_this_hosts_figures_gives_the_plain_plan(
         assert alike[name].memory.most == pytest.approx(one.memory.most, rel=0.1), name
 
 
+@pytest.mark.parametrize("stored", ["mine.json", "here"])
+def test_a_model_is_timed_once_for_a_plan_and_its_curves(
+    stored: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a plan says where: the figures may be of another host."""
+    monkeypatch.setenv("POLYHOP_CACHE", str(tmp_path))
+    host = replace(HOST, laws={})
+    save_machine(host)
+    save_machine(host, tmp_path / "mine.json")
+    timed: list[str] = []
+
+    def time_it(model: Any, *given: Any, **named: Any) -> Law:
+        timed.append(type(model).__name__)
+        return replace(LAW, host=platform.node())
+
+    monkeypatch.setattr(planner, "measured_law", time_it)
+    name = stored if stored == "here" else str(tmp_path / stored)
+    cluster = Cluster.from_json({"machine": name, "ranks": 4, "hosts": 256})
+    net, config = GraphSAGE(64, 64, 2, out_channels=10), Config(strategy="auto")
+    options = with_law(net, plain(), config, cluster, PlanOptions())
+    made = plan_cluster(net, plain(), config, cluster, 8, options)
+    scale_cluster(net, plain(), config, cluster, options, made.chosen, (1, 2, 8))
+    assert timed == ["GraphSAGE"]
+    assert dict(made.assumed)["computing"] == "as timed on this host"
+    curves = scale_cluster(net, plain(), config, cluster, PlanOptions(), made.chosen, (1, 2, 8))
+    assert curves
+    assert len(timed) == (1 if stored == "here" else 2), "of this host it is kept"
+
+
+def test_a_law_of_another_host_is_told_to_be(tmp_path: Path) -> None:
+    elsewhere = replace(LAW, host="elsewhere")
+    save_machine(replace(HOST, laws={ANY_MODEL: elsewhere}), tmp_path / "mine.json")
+    cluster = Cluster.from_json({"machine": str(tmp_path / "mine.json"), "ranks": 4})
+    config = Config(strategy="auto")
+    made = plan_cluster(GraphSAGE(64, 64, 2, 10), plain(), config, cluster, 4, PlanOptions())
+    assert dict(made.assumed)["computing"] == "as timed on elsewhere with another model"
+
+
 # ---------------------------------------------------------------- how forecasts follow the cluster
 
 
@@ -277,6 +391,48 @@ def test_links_without_end_leave_computing_alone() -> None:
     for one in found:
         assert one.parts["wait"] == pytest.approx(question.slowed * question.exchange_s, rel=1e-3), one.name
         assert one.epoch_s == pytest.approx(one.parts["compute"] + one.parts["wait"]), one.name
+
+
+def test_a_given_link_is_every_link() -> None:
+    """Also between stages of a pipeline, and those of one host."""
+    given, net = Link(125_000.0, 3e-4), GraphSAGE(64, 64, 2, out_channels=10)
+    config, options = Config(strategy="auto"), PlanOptions(link=given)
+    question = question_of_cluster(net, plain(), config, a_cluster(ranks=4), 8, options)
+    assert question.link == given
+    assert question.boundary(Layout(2, 4), 0) == question.inside_stage(Layout(2, 4)) == given
+    plan = plan_cluster(net, plain(), config, a_cluster(ranks=4), 8, options)
+    for each in plan.ranked:
+        one = each.prediction
+        if one.strategy != "serverless":  # tasks stay on their hosts
+            assert one.sent_bytes / given.bytes_per_s < 2.5 * one.epoch_s, one.name  # both ways at once
+    assert dict(plan.assumed)["network"] == "0.001 Gbit/s and 300 us for every rank, as given (--link)"
+
+
+@pytest.mark.parametrize(
+    ("given", "computed"),
+    [(WAYS[0], False), (LARGE, False), (LARGE, True)],
+    ids=["full graph", "mini-batches", "computed rows"],
+)
+@pytest.mark.parametrize("num_ranks", [1, 8])
+def test_gpus_have_the_margin_and_the_items_of_other_plans(
+    num_ranks: int, given: dict[str, Any], *, computed: bool
+) -> None:
+    cluster = Cluster.from_json({"extends": "p4d.24xlarge"})
+    made = plain(is_computed=computed)
+    config, net = Config(**given), GraphSAGE(64, 64, 2, out_channels=10)
+    plan = plan_cluster(net, made, config, cluster, num_ranks, PlanOptions())
+    process = machine_of_device(cluster, num_ranks).process_bytes
+    for each in plan.ranked:
+        memory, name = each.prediction.memory, each.prediction.name
+        assert sum(memory.items.values()) == pytest.approx(memory.training), name
+        assert min(memory.items.values()) >= 0, name
+        assert memory.needed - memory.most == pytest.approx(0.4 * (memory.most - process)), name
+        assert memory.host == (0 if computed or "batch_size" not in given else 256e6 / num_ranks), name
+    most = plan.chosen.memory.most
+    tight = plan_cluster(net, made, config, cluster, num_ranks, PlanOptions(Limits(memory_bytes=1.05 * most)))
+    name = plan.chosen.name
+    again = next(each for each in tight.ranked if each.prediction.name == name)
+    assert not again.fits, "the margin is asked for"
 
 
 def test_dollars_are_those_of_whole_hosts() -> None:
@@ -356,3 +512,8 @@ def test_assumptions_come_first_and_say_what_was_measured() -> None:
     assert "8 of 128" in told["cluster"]
     assert "2, 4, 8 parts" in told["parts of it"]
     assert "$1.5 an hour" in told["prices"]
+    assert told["start"].startswith("parts: from a folder (--parts); ")
+    assert len(told) == len(plan.assumed), "everything has a name of its own"
+    net, config = GraphSAGE(64, 64, 2, out_channels=10), Config(strategy="auto")
+    alone = plan_cluster(net, plain(), config, a_cluster(), 1, PlanOptions())
+    assert "start" not in dict(alone.assumed)

@@ -46,6 +46,14 @@ def test_a_file_extends_a_preset(tmp_path: Path) -> None:
     assert read_cluster("p4d.24xlarge") == replace(made, hosts=1, network_gbit_s=400)
 
 
+def test_dates_as_yaml_has_them(tmp_path: Path) -> None:
+    for text in ("2025-06-01", "'2025-06-01'"):
+        (tmp_path / "c.yaml").write_text(f"extends: p4d.24xlarge\ndate: {text}\n")
+        made = read_cluster(tmp_path / "c.yaml")
+        assert made.date == "2025-06-01"
+        assert json.dumps(made.to_json())
+
+
 def test_hosts_are_paid_for_whole() -> None:
     made = Cluster.from_json({**GPUS, "hosts": 3, "dollars_per_hour": 6.0})
     assert [made.hosts_of(ranks) for ranks in (1, 4, 5, 12)] == [1, 1, 2, 3]
@@ -76,6 +84,13 @@ def test_hosts_are_paid_for_whole() -> None:
         ({**PLAIN, "gpus": 4}, "hosts with 4 GPUs and no gpu_tflops; give it, or extend a preset"),
         ({**GPUS, "ranks": 2}, "2 ranks on hosts of 4 GPUs; expected a rank for each GPU: leave out ranks"),
         ({**PLAIN, "name": ["a"]}, "name is ['a']; expected text"),
+        ({"extends": ["p4d.24xlarge"]}, "extends is ['p4d.24xlarge']; expected the name of a preset"),
+        (
+            {**PLAIN, "dollars_per_hour": float("inf")},
+            "dollars_per_hour is inf; expected a number, 0 or more",
+        ),
+        ({**PLAIN, "network_gbit_s": float("inf")}, "network_gbit_s is inf; expected a number, more than 0"),
+        ({**PLAIN, "network_gbit_s": 10**400}, "expected a number, more than 0"),
         ({"machine": "nowhere.json"}, "nowhere.json: not a file of 'polyhop env --calibrate'"),
     ],
 )
@@ -111,7 +126,7 @@ def test_a_file_that_is_not_there() -> None:
 
 def machine() -> Machine:
     return Machine(
-        "mine", 6, 32e9, 1e7, 1e10, 2e10, 1e-7, 3e-9, 1e-4, 3e-10, 1e-10, 5e8, 1e9, 4.0, Link(2e9, 3e-4, 1e-3)
+        "mine", 6, 32e9, 1e7, 1e10, 2e10, 1e-7, 3e-9, 1e-4, 3e-10, 1e-10, 5e8, 1e9, 4.0, Link(2e9, 3e-4)
     )
 
 

@@ -134,12 +134,14 @@ def plan_for(
     link: Link | None,
 ) -> tuple[Plan, list[Curve]]:
     """And curves; ``there``: the cluster, and how many of its ranks."""
-    from polyhop.cluster_planner import plan_cluster, scale_cluster
+    from polyhop.cluster_planner import plan_cluster, scale_cluster, with_law
     from polyhop.plan.picture import draw_curves
     from polyhop.planner import PlanOptions
 
     cluster, ranks = there
-    options, model = PlanOptions(limits, link=link, tell=console.say), recipe.build(0)
+    model = recipe.build(0)
+    options = PlanOptions(limits, link=link, tell=console.say)
+    options = with_law(model, statistics, config, cluster, options)
     made = plan_cluster(model, statistics, config, cluster, ranks, options)
     curves = scale_cluster(model, statistics, config, cluster, options, made.chosen)
     if asked.curve is not None:

@@ -125,7 +125,7 @@ def _times(work: Work, uneven: float) -> Work:
 def _loading(question: Question, flows: Flows, shape: Shape, variant: Variant, kept: Kept) -> list[Work]:
     """Of every rank; beside GPUs a row is loaded once, where it crosses to one that does not have it."""
     works, inputs = _works(question, flows, shape, variant), question.sight.inputs
-    if not question.machine.gpus or inputs is None:
+    if not question.has_gpus or inputs is None:
         return works
     rate = question.machine.gather_bytes_per_s
     crossed = crossing(flows, inputs, variant, kept, shape.input_bytes)
@@ -179,7 +179,7 @@ def _rates(question: Question) -> Rates:
         law=replace(question.law, call_s=question.law.call_s + question.step_s / _calls(question)),
         node_s=machine.node_s,
         edge_s=machine.edge_s,
-        message_s=machine.message_s if machine.gpus else max(machine.message_s, _MESSAGE_S),
+        message_s=machine.message_s if question.has_gpus else max(machine.message_s, _MESSAGE_S),
         byte_s=machine.byte_s,
         crowding=question.crowding,
         is_overlapped=question.training.prefetch > 0,

@@ -51,6 +51,7 @@ __all__ = [
     "single_memory",
     "stage_memory",
     "windows_memory",
+    "with_spread",
 ]
 
 FREED = 0.9
@@ -381,24 +382,25 @@ def _memory(
     allocated: float | None = None,
 ) -> Memory:
     """``items`` of training, but for process and what is freed; ``over``: what evaluation allocates."""
-    process, share = question.machine.process_bytes, _FREED_GPU if question.machine.gpus else FREED
+    process, share = question.machine.process_bytes, _FREED_GPU if question.has_gpus else FREED
     found = {"process": process, **items}
     if part is not None:
         found.setdefault("fetched", part.halo * _row(question))
     still = sum(value for name, value in found.items() if name not in _ANEW)
     found["freed"] = share * (_allocated(items) if allocated is None else allocated)
-    return _with_spread(
+    return with_spread(
         question,
         Memory(
             training=sum(found.values()),
             evaluation=still + (1 + min(share, _FREED_ONCE)) * sum(over.values()),
-            start=0.0 if question.machine.gpus else max(0.0, process - _LATE_BYTES) + start,
+            start=0.0 if question.has_gpus else max(0.0, process - _LATE_BYTES) + start,
             items=found,
         ),
     )
 
 
-def _with_spread(question: Question, found: Memory) -> Memory:
+def with_spread(question: Question, found: Memory) -> Memory:
+    """With the margin by which runs may need more."""
     return replace(found, spread=_SPREAD * (found.most - question.machine.process_bytes))
 
 

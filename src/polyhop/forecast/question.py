@@ -33,17 +33,23 @@ class Question:
     law: Law  # of the model's computing on one rank
     crowding: float = 0.0  # ranks to a core
     topology: Topology | None = None  # who is near whom; None: every rank as near as any other
+    device: str | None = None  # kind of what ranks compute on; None: what the model's weights are on
+
+    @property
+    def has_gpus(self) -> bool:
+        """Whether ranks compute on GPUs, as the law is; a host may have some that they leave alone."""
+        return (self.device or self.training.weights[0].device.type) != "cpu"
 
     @property
     def step_s(self) -> float:
         """Of a step beside what the model computes: the loop, the optimiser, the gradients put together."""
-        each = _GPU_PARAMETER_S if self.machine.gpus else _PARAMETER_S
+        each = _GPU_PARAMETER_S if self.has_gpus else _PARAMETER_S
         return _STEP_S + each * self.training.num_parameters
 
     @property
     def exchange_s(self) -> float:
         """Of an exchange between layers beside its messages: 0 where a GPU computes meanwhile."""
-        return 0.0 if self.machine.gpus else _EXCHANGE_S
+        return 0.0 if self.has_gpus else _EXCHANGE_S
 
     @property
     def ranks(self) -> range:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyhop.errors import ConfigError
+from polyhop.errors import ConfigError, unknown
+from polyhop.plan.files import replaced_whole
 
 __all__ = ["GraphStatistics", "Measured", "Seen", "read_statistics", "write_statistics"]
 
 _VERSION = 1
+_ENDLESS = 1e300
 _EXPONENT = 2.5  # of degrees, where nothing is said of them
 _CELLS = 48  # of degrees made of an exponent
 _LAST = 4  # measured numbers of parts that the line goes through
@@ -76,20 +78,38 @@ class GraphStatistics:
 
     def __post_init__(self) -> None:
         for name in ("num_nodes", "num_edges", "num_features", "num_classes"):
-            _positive(name, getattr(self, name))
+            _check_whole(name, getattr(self, name), 1)
+        _check_whole("num_train", self.num_train, 0)
         if not 0 <= self.num_train <= self.num_nodes:
             raise ConfigError(
                 f"statistics: num_train is {self.num_train}; expected 0 to {self.num_nodes:,}, the nodes"
             )
-        if self.exponent is not None and self.exponent <= 1:
+        if self.exponent is not None and not (_is_number(self.exponent) and self.exponent > 1):
             raise ConfigError(f"statistics: exponent is {self.exponent}; expected more than 1, mostly 2 to 3")
         for parts, each in self.halo.items():
-            replicas = _measured(each).replicas
+            replicas = each.replicas if isinstance(each, Measured) else each
+            _check_number(f"halo of {parts} parts", replicas)
             if parts < 2 or not 0 <= replicas <= parts - 1:
                 raise ConfigError(
                     f"statistics: halo of {parts} parts is {replicas}; expected 2 parts or more and 0 to "
                     f"{max(1, parts - 1)} rows a node"
                 )
+            if isinstance(each, Measured):
+                _check_number(f"cut of {parts} parts", 0.0 if each.cut is None else each.cut, 1.0)
+                _check_number(f"sums of {parts} parts", each.sums)
+        if self.row_length is not None:
+            _check_number("row_length", self.row_length)
+        if not isinstance(getattr(torch, str(self.row_dtype), None), torch.dtype):
+            raise ConfigError(
+                f"statistics: row_dtype is {self.row_dtype!r}; expected a dtype of torch, such as float32"
+            )
+        if not isinstance(self.is_computed, bool):
+            raise ConfigError(f"statistics: is_computed is {self.is_computed!r}; expected true or false")
+        _check_degrees(self.degrees)
+        for seen in self.seen:
+            _check_whole("num_parts of seen", seen.num_parts, 1)
+            for name, total in seen.totals.items():
+                _check_number(f"{name} of seen", total)
 
     @cached_property
     def cells(self) -> Tensor:
@@ -163,10 +183,18 @@ class GraphStatistics:
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> GraphStatistics:
+        """Of the fields of a file, of which the first five are needed."""
         held = {name: value for name, value in given.items() if name != "version"}
-        halo = {int(parts): Measured(**each) for parts, each in held["halo"].items()}
-        seen = tuple(Seen(**each) for each in held["seen"])
-        degrees = tuple((nodes, into, out) for nodes, into, out in held["degrees"])
+        known = [each.name for each in fields(cls)]
+        for name in held:
+            if name not in known:
+                raise ConfigError(f"statistics: {unknown('field', name, known)}")
+        halo = {
+            int(parts): Measured(**each) if isinstance(each, Mapping) else each
+            for parts, each in held.get("halo", {}).items()
+        }
+        seen = tuple(Seen(**each) for each in held.get("seen", ()))
+        degrees = tuple(tuple(cell) for cell in held.get("degrees", ()))
         return cls(**{**held, "halo": halo, "seen": seen, "degrees": degrees})
 
 
@@ -174,9 +202,32 @@ def _measured(given: float | Measured) -> Measured:
     return given if isinstance(given, Measured) else Measured(float(given))
 
 
-def _positive(name: str, value: float) -> None:
-    if value < 1:
-        raise ConfigError(f"statistics: {name} is {value}; expected 1 or more")
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _ENDLESS
+
+
+def _check_number(name: str, value: object, most: float = math.inf) -> None:
+    if not (_is_number(value) and 0 <= value <= most):  # type: ignore[operator]
+        bounds = "0 or more" if math.isinf(most) else f"0 to {most:g}"
+        raise ConfigError(f"statistics: {name} is {value!r}; expected a number, {bounds}")
+
+
+def _check_whole(name: str, value: object, least: int) -> None:
+    if not (_is_number(value) and isinstance(value, int) and value >= least):
+        raise ConfigError(f"statistics: {name} is {value!r}; expected a whole number, {least} or more")
+
+
+def _check_degrees(given: Sequence[Sequence[float]]) -> None:
+    for cell in given:
+        if len(cell) != 3:
+            raise ConfigError(
+                f"statistics: degrees have {list(cell)}; expected [nodes, in-degree, out-degree]"
+            )
+        for value in cell:
+            if not (_is_number(value) and value >= 0):
+                raise ConfigError(f"statistics: degrees have {value!r}; expected a number, 0 or more")
+    if given and not all(sum(cell[0] * cell[side] for cell in given) > 0 for side in (1, 2)):
+        raise ConfigError("statistics: degrees have no nodes or no edges; expected both, or no degrees")
 
 
 def _spread(mean: float, exponent: float) -> Tensor:
@@ -213,7 +264,8 @@ def _slope(given: Mapping[int, float], among: Sequence[int]) -> float:
 def write_statistics(given: GraphStatistics, file: Path) -> None:
     """ConfigError where it cannot be written."""
     try:
-        file.write_text(json.dumps(given.to_json(), indent=1) + "\n", encoding="utf-8")
+        with replaced_whole(file) as beside:
+            beside.write_text(json.dumps(given.to_json(), indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise ConfigError(
             f"statistics: {file} cannot be written ({error.strerror or error}); give another file"
@@ -226,9 +278,11 @@ def read_statistics(file: Path) -> GraphStatistics:
         about = json.loads(file.read_text(encoding="utf-8"))
         if about["version"] != _VERSION:
             raise ConfigError(
-                f"statistics: {file} has version {about['version']}, this is {_VERSION}: make it again"
+                f"statistics: has version {about['version']}, this is {_VERSION}: make it again"
             )
         return GraphStatistics.from_json(about)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("statistics:", f"statistics: {file}:", 1)) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"statistics: {file} is not a file of 'polyhop plan NAME --statistics-out FILE' ({error})"

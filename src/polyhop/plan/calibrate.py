@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -46,7 +47,6 @@ __all__ = [
 _ROWS, _COLUMNS = 1 << 17, 128
 _REPEATS = 5
 _MESSAGES, _LARGE_BYTES = 40, 1 << 23
-_BUSY_ROUNDS = 40
 _DISK_BYTES = 1 << 26
 # Over ranks a node costs many times what drawing for it does: ids are sorted, encoded, looked up and renumbered. Fitted to
 # 49 runs of 7 ways on 4 ranks (strategies/split_auto): 0.18 us a node where drawing took 9 ns.
@@ -91,7 +91,7 @@ def measure_cores(name: str | None = None) -> Machine:
         link=Link(10e9, 0.0),
         gpus=torch.cuda.device_count(),
         gpu_memory_bytes=float(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else 0.0,
-        source=f"measured {datetime.now(UTC):%Y-%m-%d} on this host",
+        source=f"measured {datetime.now(UTC):%Y-%m-%d} on {name or platform.node()}",
     )  # fmt: skip
 
 
@@ -107,11 +107,12 @@ def measured_law(
     """Of a rank: one thread, while other ranks keep the other cores busy and share the cache."""
     share = cache_bytes() / num_cores()
     if device != "cpu":
-        return measure_law(
+        found = measure_law(
             model, num_features, input_values=input_values, dtype=dtype, device=device, is_fresh=is_fresh
         )
+        return replace(found, host=platform.node())
     with _one_thread(), others_busy():
-        return measure_law(
+        found = measure_law(
             model,
             num_features,
             input_values=input_values,
@@ -119,6 +120,7 @@ def measured_law(
             cache_bytes=share,
             is_fresh=is_fresh,
         )
+    return replace(found, host=platform.node())
 
 
 def measure_messages(line: Collective) -> tuple[Link, float, float]:
@@ -132,8 +134,7 @@ def measure_messages(line: Collective) -> tuple[Link, float, float]:
     own = torch.tensor([small / peers, (large - small) / (peers * _LARGE_BYTES)], dtype=torch.float64)
     everyone = line.all_gather(own.to(line.device), kind="sizes", counts=[2] * line.num_ranks)
     message_s, byte_s = torch.stack(everyone).median(0).values.tolist()
-    busy_s = _busy_latency(line)
-    return Link(link.bytes_per_s, link.latency_s, busy_s), max(message_s, 1e-7), max(byte_s, 1e-12)
+    return Link(link.bytes_per_s, link.latency_s), max(message_s, 1e-7), max(byte_s, 1e-12)
 
 
 def _sent_cpu(line: Collective, num_bytes: int, times: int) -> float:
@@ -144,29 +145,6 @@ def _sent_cpu(line: Collective, num_bytes: int, times: int) -> float:
     for _ in range(times):
         line.all_gather(payload, kind="sizes", counts=[num_bytes] * line.num_ranks)
     return (time.process_time() - start) / times
-
-
-def _busy_latency(line: Collective) -> float:
-    """Of a round that a thread makes while the main thread of every rank takes small training steps."""
-    beside = line.fork()
-    payload, taken = torch.zeros(1, dtype=torch.uint8, device=line.device), list[float]()
-
-    def rounds() -> None:
-        for _ in range(_BUSY_ROUNDS):
-            start = time.perf_counter()
-            beside.all_gather(payload, kind="sizes", counts=[1] * line.num_ranks)
-            taken.append(time.perf_counter() - start)
-
-    thread = threading.Thread(target=rounds)
-    with _one_thread():
-        rows, weight = torch.full((2048, 128), 0.5), torch.full((128, 128), 0.01, requires_grad=True)
-        thread.start()
-        while thread.is_alive():
-            (rows @ weight).relu().sum().backward()  # type: ignore[no-untyped-call]
-        thread.join()
-    beside.close()
-    own = torch.tensor([sorted(taken)[len(taken) // 2]], dtype=torch.float64, device=line.device)
-    return float(torch.cat(line.all_gather(own, kind="sizes", counts=[1] * line.num_ranks)).max())
 
 
 def num_cores() -> int:

@@ -9,9 +9,9 @@ Legend: R ranks of a host.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from datetime import date
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,6 @@ class Cluster:
     pcie_gb_s: float = 12.0  # between a GPU and its host
     inside_gb_s: float = 5.0  # between ranks of a host: what one sends, and receives
     inside_us: float = 50.0  # of a round of messages
-    inside_busy_us: float = 0.0  # of one beside which ranks compute
     network_gbit_s: float = 10.0  # of a host
     network_us: float = 100.0
     dollars_per_hour: float | None = None  # of a host
@@ -76,7 +75,7 @@ class Cluster:
     @property
     def inside(self) -> Link:
         """Of a rank to the others of its host."""
-        return Link(1e9 * self.inside_gb_s, 1e-6 * self.inside_us, 1e-6 * self.inside_busy_us)
+        return Link(1e9 * self.inside_gb_s, 1e-6 * self.inside_us)
 
     @property
     def network(self) -> Link:
@@ -114,7 +113,7 @@ class Cluster:
                 "kind here: describe the slowest kind"
             )
         base = {} if "extends" not in given else _preset(given["extends"], where)
-        own = {name: value for name, value in given.items() if name != "extends"}
+        own = {name: _as_text(value) for name, value in given.items() if name != "extends"}
         if own.get("machine") is not None:
             base = {**base, **_figures(machine_of(str(own["machine"]), where), {**base, **own}, where)}
         if not base:
@@ -138,10 +137,15 @@ _MAY_BE_ZERO = (
     "gpu_memory_gb",
     "gpu_memory_gb_s",
     "inside_us",
-    "inside_busy_us",
     "network_us",
 )
+_ENDLESS = 1e300
 _ALWAYS = ("cores", "memory_gb", "cpu_tflops", "cpu_memory_gb_s", "network_gbit_s")
+
+
+def _as_text(value: Any) -> Any:
+    """A date, which YAML makes of ``2025-06-01``, as it was written; all else as it is."""
+    return value.isoformat() if isinstance(value, date) else value
 
 
 def _check(name: str, value: Any) -> None:
@@ -153,7 +157,7 @@ def _check(name: str, value: Any) -> None:
     kinds = int if is_whole else int | float
     least = "0 or more" if name in (*_MAY_BE_ZERO, "dollars_per_hour") else "more than 0"
     what = f"a {'whole number' if is_whole else 'number'}, {least}"
-    if isinstance(value, bool) or not isinstance(value, kinds) or math.isnan(value):
+    if isinstance(value, bool) or not isinstance(value, kinds) or not abs(value) < _ENDLESS:
         raise ConfigError(f"cluster: {name} is {value!r}; expected {what}")
     if value < 0 or (value == 0 and least == "more than 0"):
         raise ConfigError(f"cluster: {name} is {value!r}; expected {what}")
@@ -184,6 +188,10 @@ def presets() -> Mapping[str, Mapping[str, Any]]:
 
 
 def _preset(name: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(name, str):
+        raise ConfigError(
+            f"{where}: extends is {name!r}; expected the name of a preset: {', '.join(presets())}"
+        )
     if name not in presets():
         raise ConfigError(f"{where}: {unknown('preset', str(name), presets())}")
     return {"name": name, **presets()[name]}
@@ -254,6 +262,5 @@ def _figures(machine: Machine, given: Mapping[str, Any], where: str) -> dict[str
         "memory_gb": machine.memory_bytes / 1e9,
         "inside_gb_s": machine.link.bytes_per_s / 1e9,
         "inside_us": 1e6 * machine.link.latency_s,
-        "inside_busy_us": 1e6 * machine.link.busy_s,
         "source": machine.source,
     }

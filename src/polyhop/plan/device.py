@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from polyhop.plan.cluster import Cluster
 from polyhop.plan.law import Law
-from polyhop.plan.machine import Machine
+from polyhop.plan.machine import Link, Machine
 
 __all__ = ["crowding_of", "described", "law_of_device", "machine_of_device", "measured_device"]
 
@@ -122,8 +122,8 @@ def _gain(cores: float) -> float:
     return 1 + _THREADS * (cores - 1)
 
 
-def described(cluster: Cluster, num_ranks: int) -> list[tuple[str, str]]:
-    """What is assumed of the cluster, for people: the first of what a plan tells."""
+def described(cluster: Cluster, num_ranks: int, link: Link | None = None) -> list[tuple[str, str]]:
+    """What is assumed of the cluster, for people: the first of what a plan tells. ``link``: given in place of its own."""
     hosts = cluster.hosts_of(num_ranks)
     name = cluster.name or "hosts as described"
     told = [
@@ -135,13 +135,7 @@ def described(cluster: Cluster, num_ranks: int) -> list[tuple[str, str]]:
     if hosts > cluster.hosts:
         told = [("cluster", f"{hosts} {name} ({cluster.hosts} are there), {num_ranks} ranks")]
     told.append(("devices", _devices(cluster)))
-    rate = cluster.network_gbit_s
-    told.append(
-        (
-            "network",
-            f"{rate:g} Gbit/s a host, {cluster.network_us:g} us; {cluster.inside_gb_s:.3g} GB/s between ranks of a host",
-        )
-    )
+    told.append(("network", _network(cluster, link)))
     if cluster.dollars_per_hour is None:
         told.append(("prices", "none given: dollars_per_hour"))
     else:
@@ -153,6 +147,14 @@ def described(cluster: Cluster, num_ranks: int) -> list[tuple[str, str]]:
             )
         )
     return told
+
+
+def _network(cluster: Cluster, link: Link | None) -> str:
+    if link is not None:
+        rate, latency = 8e-9 * link.bytes_per_s, 1e6 * link.latency_s
+        return f"{rate:g} Gbit/s and {latency:g} us for every rank, as given (--link)"
+    rate, latency = cluster.network_gbit_s, cluster.network_us
+    return f"{rate:g} Gbit/s a host, {latency:g} us; {cluster.inside_gb_s:.3g} GB/s between ranks of a host"
 
 
 def _devices(cluster: Cluster) -> str:

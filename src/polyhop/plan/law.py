@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -30,6 +31,7 @@ class Law:
     row_s: float = 0.0
     call_s: float = 0.0
     cache_bytes: float = math.inf  # of the rank: its share, where several have one cache
+    host: str = ""  # that it was timed on
 
     def seconds(self, counts: Counts) -> float:
         near, far, flops, rows, calls = _features(counts, self.cache_bytes)
@@ -41,13 +43,15 @@ class Law:
         each = {name: getattr(self, name) * times for name in _SECONDS}
         return replace(self, **each)
 
-    def to_json(self) -> dict[str, float | None]:
-        found: dict[str, float | None] = asdict(self)
+    def to_json(self) -> dict[str, float | str | None]:
+        found: dict[str, float | str | None] = asdict(self)
         return found | {"cache_bytes": None if math.isinf(self.cache_bytes) else self.cache_bytes}
 
     @classmethod
-    def from_json(cls, given: Mapping[str, float | None]) -> Law:
-        return cls(**{name: math.inf if value is None else float(value) for name, value in given.items()})
+    def from_json(cls, given: Mapping[str, Any]) -> Law:
+        rates = {name: value for name, value in given.items() if name != "host"}
+        found = {name: math.inf if value is None else float(value) for name, value in rates.items()}
+        return cls(**found, host=str(given.get("host", "")))
 
 
 _SECONDS = ("near_s", "far_s", "flop_s", "row_s", "call_s")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from polyhop.errors import ConfigError
+from polyhop.plan.files import replaced_whole
 from polyhop.plan.law import Law
 
 __all__ = [
@@ -41,7 +42,6 @@ class Link:
 
     bytes_per_s: float  # that a rank sends, and receives
     latency_s: float  # of a round of messages between all ranks
-    busy_s: float = 0.0  # of one that a thread beside training makes: it waits for its turn on every rank
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,8 @@ class Machine:
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> Machine:
         laws = {kind: Law.from_json(law) for kind, law in given["laws"].items()}
-        return cls(**{**given, "link": Link(**given["link"]), "laws": laws})
+        link = Link(given["link"]["bytes_per_s"], given["link"]["latency_s"])
+        return cls(**{**given, "link": link, "laws": laws})
 
 
 def cache_folder() -> Path:
@@ -149,9 +150,8 @@ def save_machine(machine: Machine, path: Path | None = None) -> Path:
     text = json.dumps({"measured_on": signature_of_host(), "machine": machine.to_json()}, indent=1)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        beside = file.with_name(f".{file.name}.{os.getpid()}")
-        beside.write_text(text + "\n", encoding="utf-8")
-        beside.replace(file)
+        with replaced_whole(file) as beside:
+            beside.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise ConfigError(
             f"{file}: cannot be written ({error.strerror or error}); set POLYHOP_CACHE"

@@ -8,6 +8,7 @@ from typing import Any
 
 from polyhop.errors import ConfigError
 from polyhop.plan.curve import Curve
+from polyhop.plan.files import replaced_whole
 
 __all__ = ["check_name", "draw_curves"]
 
@@ -37,7 +38,8 @@ def draw_curves(curves: Sequence[Curve], title: str, file: Path) -> None:
     figure.suptitle(title, fontsize=11)
     figure.tight_layout()
     try:
-        figure.savefig(file, dpi=150)
+        with replaced_whole(file) as beside:
+            figure.savefig(beside, dpi=150)
     except OSError as error:
         raise ConfigError(f"--curve {file}: cannot be written: {error.strerror or error}") from error
     finally:

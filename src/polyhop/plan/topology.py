@@ -39,7 +39,7 @@ class Topology:
         }
         byte_s = max(self._byte_s(here, num_ranks) for here in hosts)
         latency = self.inside.latency_s if hosts == {num_ranks} else self._farthest
-        return Link(1 / byte_s if byte_s else math.inf, latency, self.inside.busy_s)
+        return Link(1 / byte_s if byte_s else math.inf, latency)
 
     def across(self, pairs: Iterable[tuple[int, int]]) -> Link:
         """Of ranks that send to one other each, all at once: the slowest of them."""
