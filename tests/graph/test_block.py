@@ -40,22 +40,6 @@ def test_transposed_is_built_once_and_right() -> None:
     assert made.transposed() is t
 
 
-def test_a_device_keeps_edges_that_go_both_ways_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    both = {"indptr": torch.tensor([0, 1, 3, 4]), "indices": torch.tensor([1, 0, 2, 1], dtype=torch.int32)}
-    here = block(**both, num_src=3, dst_start=0)
-    assert here.transposed().indices is not here.indices
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setenv("POLYHOP_KERNELS", "triton")
-    there, one_way = block(**both, num_src=3, dst_start=0), block()
-    t = there.transposed()
-    assert t.indptr is there.indptr
-    assert t.indices is there.indices
-    assert t.edge.tolist() == here.transposed().edge.tolist() == [1, 0, 3, 2]
-    assert t.edge is t.edge
-    assert one_way.transposed().indices.tolist() == [1, 0, 0]
-    assert one_way.transposed().edge.tolist() == [2, 1, 0]
-
-
 def test_to_moves_every_tensor() -> None:
     made = block(src_ids=torch.arange(4), edge_weight=torch.ones(3))
     made.transposed()
