@@ -6,7 +6,6 @@ In one process (``plan_graph``) the ranks are threads and the graph is in memory
 
 from __future__ import annotations
 
-import platform
 import statistics as numbers
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -52,6 +51,7 @@ from polyhop.plan.calibrate import measure_cores, measure_messages, measured_law
 from polyhop.plan.computed import computing_machine
 from polyhop.plan.learn import corrected, learn
 from polyhop.plan.machine import ANY_MODEL
+from polyhop.plan.machine import host_name
 from polyhop.strategies import STRATEGIES
 from polyhop.strategies.macro_auto import ranks_to_a_core
 from polyhop.train.config import Config
@@ -377,7 +377,7 @@ def _alone(question: Question) -> Prediction | None:
 
 def _timed(question: Question) -> str:
     """Where the law was: figures of a machine may be of another one."""
-    where = "this host" if question.law.host == platform.node() else question.law.host
+    where = "this host" if question.law.host == host_name() else question.law.host
     is_own = kind_of(question.training) in question.machine.laws
     return f"as timed on {where}{'' if is_own else ' with another model'}"
 

@@ -8,7 +8,6 @@ import errno
 import json
 import math
 import os
-import platform
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +40,7 @@ from polyhop.nn import GAT, GraphSAGE
 from polyhop.partition import Partition, partition
 from polyhop.plan import Cluster, Law, Limits, Link, Machine, Prediction, save_machine
 from polyhop.plan.device import machine_of_device
+from polyhop.plan.machine import host_name
 from polyhop.planner import ANY_MODEL, PlanOptions, plan_graph, training_of
 from polyhop.strategies import halo_cost, split_choice
 from polyhop.strategies.pipeline_schedule import Layout
@@ -320,7 +320,7 @@ def test_a_model_is_timed_once_for_a_plan_and_its_curves(
 
     def time_it(model: Any, *given: Any, **named: Any) -> Law:
         timed.append(type(model).__name__)
-        return replace(LAW, host=platform.node())
+        return replace(LAW, host=host_name())
 
     monkeypatch.setattr(planner, "measured_law", time_it)
     name = stored if stored == "here" else str(tmp_path / stored)

@@ -13,6 +13,7 @@ from polyhop.errors import ConfigError
 from polyhop.nn import GCN
 from polyhop.plan import Law, load_machine, machine_file, save_machine
 from polyhop.plan.calibrate import measure_cores, measure_messages, measured_law
+from polyhop.plan.machine import host_name
 
 
 @pytest.fixture
@@ -47,6 +48,7 @@ def test_figures_of_another_host_do_not_count(cache: Path) -> None:
     save_machine(measure_cores())
     about = json.loads(machine_file().read_text())
     about["measured_on"]["processor"] = "another"
+    about["machine"]["link"]["busy_s"] = 1e-3  # measured once, of no use
     machine_file().write_text(json.dumps(about))
     assert load_machine() is None
     assert load_machine(machine_file()) is not None, "unless they are asked for by name"
@@ -84,3 +86,4 @@ def test_a_law_of_one_rank_leaves_the_threads_alone() -> None:
     law = measured_law(GCN(4, 4, 1, out_channels=2), 4)
     assert torch.get_num_threads() == before
     assert law.cache_bytes < 1e12
+    assert law.host == host_name()

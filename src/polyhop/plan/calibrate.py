@@ -30,7 +30,7 @@ from polyhop.comm.probe import measure_link
 from polyhop.graph import Graph
 from polyhop.kernels import dequantise_rows, gather_rows, quantise_rows, spmm
 from polyhop.plan.law import Law
-from polyhop.plan.machine import Link, Machine
+from polyhop.plan.machine import Link, Machine, host_name
 from polyhop.plan.probe import measure_law
 from polyhop.sample import NeighbourSampler
 
@@ -110,7 +110,7 @@ def measured_law(
         found = measure_law(
             model, num_features, input_values=input_values, dtype=dtype, device=device, is_fresh=is_fresh
         )
-        return replace(found, host=platform.node())
+        return replace(found, host=host_name())
     with _one_thread(), others_busy():
         found = measure_law(
             model,
@@ -120,7 +120,7 @@ def measured_law(
             cache_bytes=share,
             is_fresh=is_fresh,
         )
-    return replace(found, host=platform.node())
+    return replace(found, host=host_name())
 
 
 def measure_messages(line: Collective) -> tuple[Link, float, float]:

@@ -24,6 +24,7 @@ __all__ = [
     "Link",
     "Machine",
     "cache_folder",
+    "host_name",
     "load_machine",
     "machine_file",
     "save_machine",
@@ -110,6 +111,12 @@ def signature_of_host() -> dict[str, Any]:
         "kernels": status["cpu"],
         "version": _VERSION,
     }
+
+
+def host_name() -> str:
+    """For people; with the processor, since images of hosts share their names."""
+    processor = _processor()
+    return f"{platform.node()} ({processor})" if processor else platform.node()
 
 
 def _host() -> str:
