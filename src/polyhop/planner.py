@@ -50,8 +50,7 @@ from polyhop.plan import (
 from polyhop.plan.calibrate import measure_cores, measure_messages, measured_law
 from polyhop.plan.computed import computing_machine
 from polyhop.plan.learn import corrected, learn
-from polyhop.plan.machine import ANY_MODEL
-from polyhop.plan.machine import host_name
+from polyhop.plan.machine import ANY_MODEL, host_name
 from polyhop.strategies import STRATEGIES
 from polyhop.strategies.macro_auto import ranks_to_a_core
 from polyhop.train.config import Config
