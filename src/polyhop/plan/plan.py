@@ -180,13 +180,12 @@ def read_plan(path: Path) -> Plan:
     """A plan that was saved; ConfigError if it is none."""
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
-        if about["version"] != _VERSION:
-            raise ConfigError(
-                f"{path}: a plan of version {about['version']}, this is {_VERSION}: make it again"
-            )
-        return Plan.from_json(about)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        version = about["version"]
+        if version == _VERSION:
+            return Plan.from_json(about)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path}: not a plan of 'polyhop plan --out' ({error})") from error
+    raise ConfigError(f"{path}: a plan of version {version}, expected {_VERSION} ('polyhop plan --out' makes one)")
 
 
 def _finite(value: float) -> float | None:
