@@ -109,7 +109,9 @@ def test_a_plan_that_is_obeyed_on_other_ranks(make_graph: MakeGraph, tmp_path: P
     staged = {**given, "stages": 2, "max_epochs": 1, **run}
     assert run_in_threads(2, fit_auto, graph, staged) == ["trained"] * 2
     more = {**given, "max_epochs": 2, "resume": "auto", **run}
-    with pytest.raises(ConfigError, match=r"plan\.json: the run was planned for 2 ranks \(pipeline.* with 3: "):
+    with pytest.raises(
+        ConfigError, match=r"plan\.json: the run was planned for 2 ranks \(pipeline.* with 3: "
+    ):
         run_in_threads(3, fit_auto, graph, more)
     assert run_in_threads(2, fit_auto, graph, more) == ["trained"] * 2
 

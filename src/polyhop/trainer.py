@@ -180,7 +180,7 @@ class Trainer(Config):
         """Of a run that goes on; else None, and where there is one that cannot be read, why."""
         if self.resume is None:
             return None, ""
-        told = _read_kept(self._plan_file()) if _is_first(line) else None
+        told: Any = _read_kept(self._plan_file()) if _is_first(line) else None
         plan, why_not = told if line is None else together.share_value(told, line)
         return None if plan is None else Plan.from_json(plan), why_not
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -229,6 +230,19 @@ def test_impossible_limits_get_the_nearest_plan_and_what_would_have_to_change(
     assert any("fewer epochs" in line for line in facts["advice"])
 
 
+def test_the_column_of_memory_is_what_must_be_given(polyhop, tiny_dir: Path) -> None:
+    given = ["plan", "tiny", "--data-dir", tiny_dir, "--workers", 2]
+    shown = polyhop(*given, "--memory", "1MB")
+    (advised,) = [
+        line.removeprefix("give --memory ")
+        for line in shown.out.splitlines()
+        if line.startswith("give --memory")
+    ]
+    (nearest,) = re.findall(r"nothing fits: the nearest is .*, which needs (.*?) a rank", shown.out)
+    assert nearest in next(line for line in shown.out.splitlines() if "1.0 x" in line).split("needs")[0]
+    assert polyhop(*given, "--memory", advised, "--json").json["fits"]
+
+
 def test_a_slow_link_changes_the_plan(polyhop, tiny_dir: Path) -> None:
     given = ["plan", "tiny", "--data-dir", tiny_dir, "--workers", 2, "--hidden", 8, "--json"]
     slow = polyhop(*given, "--link", "1mbit", "--latency", 20)
@@ -276,6 +290,10 @@ def test_a_plan_for_something_else(polyhop, small: list[str], tiny_dir: Path) ->
         (["--link", "fast"], "expected a rate such as 1gbit"),
         (["--memory", "much"], "expected bytes"),
         (["--strategy", "halo", "--fanout", "3,3"], "'halo' cannot train this model so on 2 ranks"),
+        (["--budget", "0"], "--budget 0.0: expected a number above 0"),
+        (["--budget", "nan"], "--budget nan: expected a number above 0"),
+        (["--deadline", "-1"], "--deadline -1.0: expected a number above 0"),
+        (["--budget", "0.000001"], "--budget needs prices"),
         (["--machine", "none.json"], "not a file of 'polyhop env --calibrate'"),
     ],
 )

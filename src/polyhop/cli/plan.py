@@ -355,7 +355,7 @@ def _show(made: Plan, *, explain: bool) -> None:
             (
                 one.name,
                 duration(one.epoch_s),
-                size(one.memory.most),
+                size(one.memory.needed),
                 size(one.sent_bytes) if one.sent_bytes else "-",
                 "" if one.dollars is None else f"{one.dollars:.4f}",
                 f"{pace:.1f} x",

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, Decimal
 from pathlib import Path
 from typing import Any
 
@@ -94,11 +95,10 @@ class Plan:
         if best.memory.host > limits.host_bytes:
             found.append(f"hosts with {_rounded(best.memory.host)} for each rank, or more of them")
         if best.epoch_s * limits.num_epochs > limits.seconds:
-            found.append(
-                f"give {duration(best.epoch_s * limits.num_epochs)} for {limits.num_epochs} epochs, or fewer epochs"
-            )
+            least_s = _up(best.epoch_s * limits.num_epochs)
+            found.append(f"give --deadline {least_s} for {limits.num_epochs} epochs, or fewer epochs")
         if best.dollars is not None and best.dollars * limits.num_epochs > limits.dollars:
-            found.append(f"give --budget {best.dollars * limits.num_epochs:.2f}, or fewer epochs")
+            found.append(f"give --budget {_up(best.dollars * limits.num_epochs)}, or fewer epochs")
         allowed = [each.prediction for each in self.ranked if each.why_not == ("approximate",)]
         if allowed and not limits.allows_approximate:
             best = min(allowed, key=lambda each: each.epoch_s)
@@ -185,7 +185,9 @@ def read_plan(path: Path) -> Plan:
             return Plan.from_json(about)
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path}: not a plan of 'polyhop plan --out' ({error})") from error
-    raise ConfigError(f"{path}: a plan of version {version}, expected {_VERSION} ('polyhop plan --out' makes one)")
+    raise ConfigError(
+        f"{path}: a plan of version {version}, expected {_VERSION} ('polyhop plan --out' makes one)"
+    )
 
 
 def _finite(value: float) -> float | None:
@@ -194,4 +196,12 @@ def _finite(value: float) -> float | None:
 
 def _rounded(num_bytes: float) -> str:
     """``13GB``: as the option takes it, rounded up."""
-    return f"{math.ceil(num_bytes / 1e9)}GB" if num_bytes >= 2e9 else f"{math.ceil(num_bytes / 1e8) * 100}MB"
+    unit, one = ("GB", 10**9) if num_bytes >= 1e9 else ("MB", 10**6)
+    return f"{_up(num_bytes, one)}{unit}"
+
+
+def _up(value: float, one: int = 1) -> str:
+    """In units of ``one``, three digits that count, rounded up: given as an option, it is enough."""
+    exact = Decimal(repr(float(value)))
+    step = Decimal(1).scaleb(exact.adjusted() - 2)
+    return f"{((exact / step).to_integral_value(ROUND_CEILING) * step / one).normalize():f}"
