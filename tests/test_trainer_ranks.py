@@ -73,7 +73,7 @@ def test_a_kept_plan_never_stops_a_run_that_goes_on(make_graph: MakeGraph, tmp_p
     run_in_threads(2, fit, graph, "hash", options(max_epochs=1, **run))
     kept = tmp_path / "run" / "plan.json"
     whole = kept.read_text()
-    for at, text in enumerate(("", '{"version": 1}', "[]", "null", whole.replace('"ranked"', '"order"'))):
+    for at, text in enumerate(("", '{"version": 1}', "[]", "null", whole.replace('"others"', '"order"'))):
         kept.write_text(text)
         run_in_threads(2, fit, graph, "hash", options(max_epochs=2 + at, resume="auto", **run))
         assert kept.read_text() == text

@@ -21,7 +21,15 @@ from polyhop.plan.computed import computing_machine
 from polyhop.plan.curve import DEVICES, Curve, curves_of
 from polyhop.plan.device import crowding_of, described, law_of_device, machine_of_device
 from polyhop.plan.topology import Topology
-from polyhop.planner import PlanOptions, assumed_of, law_of, limits_here, measured_machine, ways_of
+from polyhop.planner import (
+    PlanOptions,
+    assumed_of,
+    law_of,
+    limits_here,
+    measured_machine,
+    purpose_of,
+    ways_of,
+)
 from polyhop.train.config import Config
 
 __all__ = ["plan_cluster", "plan_virtual", "question_of_cluster", "scale_cluster"]
@@ -44,6 +52,7 @@ def plan_cluster(
         num_ranks,
         asked=config.strategy,
         assumed=told,
+        purpose=purpose_of(question.training, statistics.name),
     )
 
 
@@ -68,6 +77,7 @@ def plan_virtual(
         num_ranks,
         asked=config.strategy,
         assumed=[*_of_statistics(statistics, num_ranks)[:1], *assumed_of(question)],
+        purpose=purpose_of(training, statistics.name),
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -26,7 +26,7 @@ from polyhop.kernels import kept_memory
 from polyhop.partition import Partition, default_method
 from polyhop.partition import partition as make_partition
 from polyhop.plan import PLAN_FILE, Limits, Plan, read_plan
-from polyhop.planner import PlanOptions, learn_from, plan_graph, plan_together
+from polyhop.planner import PlanOptions, learn_from, plan_graph, plan_together, settings_of
 from polyhop.strategies import HeldPart, Loss, Placement, Step, Team, WholeGraph, place
 from polyhop.trace import Trace
 from polyhop.train import (
@@ -115,12 +115,9 @@ class Trainer(Config):
 
     def obeying(self, plan: Plan) -> Trainer:
         """This trainer with the strategy and the numbers of a plan."""
-        return self._obeying(plan.chosen.strategy, plan.chosen.options)
-
-    def _obeying(self, strategy: str, options: Mapping[str, Any]) -> Trainer:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # said when this trainer was made
-            return replace(self, strategy=strategy, **options)
+            return replace(self, **settings_of(plan))
 
     def _foreseen(
         self, model: nn.Module, graph: Graph | SharedGraph, line: Collective | None, run: Run

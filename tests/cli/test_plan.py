@@ -185,12 +185,11 @@ def test_partitioners_are_compared_and_the_best_is_obeyed(polyhop, tiny_dir: Pat
 def test_every_strategy_is_planned(polyhop, tiny_dir: Path, more: list[str], strategies: set[str]) -> None:
     shown = polyhop("plan", "tiny", "--data-dir", tiny_dir, "--workers", 2, "--hidden", 8, *more, "--json")
     assert shown.code == 0, shown.err
-    ranked = shown.json["ranked"]
+    ranked = [shown.json["chosen"], *shown.json["others"]]
     assert {each["strategy"] for each in ranked} == strategies
     assert all(each["epoch_s"] > 0 and each["memory_bytes"]["training"] > 0 for each in ranked)
     times = [each["epoch_s"] for each in ranked if not each["why_not"]]
     assert times[1:] == sorted(times[1:])
-    assert shown.json["chosen"]["strategy"] == shown.json["strategy"]
     assert len(shown.json["why"]) == 2
 
 
@@ -210,12 +209,12 @@ def test_one_strategy(polyhop, tiny_dir: Path) -> None:
     shown = polyhop(
         "plan", "tiny", "--data-dir", tiny_dir, "--workers", 2, "--strategy", "pipeline", "--json"
     )
-    assert shown.json["strategy"] == "pipeline"
+    assert shown.json["chosen"]["strategy"] == "pipeline"
     assert shown.json["chosen"]["is_exact"]
     shown = polyhop(
         "plan", "tiny", "--data-dir", tiny_dir, "--workers", 2, "--strategy", "serverless", "--json"
     )
-    assert shown.json["strategy"] == "serverless", "on ranks, not in a cloud"
+    assert shown.json["chosen"]["strategy"] == "serverless", "on ranks, not in a cloud"
 
 
 def test_impossible_limits_get_the_nearest_plan_and_what_would_have_to_change(
@@ -262,7 +261,7 @@ def test_a_plan_is_written_and_obeyed(polyhop, small: list[str], tiny_dir: Path)
     )
     assert shown.code == 0, shown.err
     config = json.loads(Path("run/config.json").read_text())
-    planned = json.loads(Path("plan.json").read_text())["options"]
+    planned = json.loads(Path("plan.json").read_text())["chosen"]["options"]
     assert (config["strategy"], config["split_depth"]) == ("split", planned["split_depth"])
 
 
@@ -280,6 +279,52 @@ def test_a_plan_for_something_else(polyhop, small: list[str], tiny_dir: Path) ->
     assert shown.code == 1
     assert "bad.json: not a plan" in shown.err
     assert not Path("run").exists()
+
+
+def test_a_plan_is_for_what_it_was_made_for(polyhop, small: list[str], tiny_dir: Path) -> None:
+    """Another model, other mini-batches, another graph, options that contradict it: an error names both."""
+    given = ["--workers", 2, "--fanout", "3,3", "--hidden", 16]
+    made = polyhop("plan", "tiny", "--data-dir", tiny_dir, *given, "--strategy", "data", "--out", "plan.json")
+    assert made.code == 0, made.err
+    train = ["train", *small, "--plan", "plan.json", "--run-dir", "run"]
+    for more, told in (
+        (["--workers", 2], "is a plan for --fanout 3,3, and this run has --fanout full"),
+        ([*given, "--batch-size", 10], "is a plan for --batch-size 1024, and this run has --batch-size 10"),
+        ([*given, "--model", "gat"], "is a plan for --model sage, and this run has --model gat"),
+        (
+            [*given, "--layers", 3, "--fanout", "3,3,3"],
+            "--layers 2 --fanout 3,3, and this run has --layers 3",
+        ),
+        ([*given, "--hidden", 32], "is a plan for --hidden 16, and this run has --hidden 32"),
+        ([*given, "--bits", 8], "--bits 8, and plan.json is a plan with bits 32"),
+        ([*given, "--cache", "1MB"], "--cache 1MB, and plan.json is a plan with cache "),
+        ([*given, "--macro", 3], "--macro 3, and plan.json is a plan with macro auto"),
+    ):
+        shown = polyhop(*train, *more)
+        assert shown.code == 1, more
+        assert told in shown.err
+    whole = json.loads(Path("plan.json").read_text())
+    Path("plan.json").write_text(json.dumps({**whole, "purpose": {**whole["purpose"], "num_edges": 7}}))
+    shown = polyhop(*train, *given)
+    assert shown.code == 1
+    assert "plan.json is a plan for tiny (80 nodes, 7 edges), and this is tiny (80 nodes, " in shown.err
+    for name, value in (("strategy", "fly"), ("options", {"speed": 1})):
+        Path("plan.json").write_text(json.dumps({**whole, "chosen": {**whole["chosen"], name: value}}))
+        shown = polyhop(*train, *given)
+        assert shown.code == 1
+        assert "plan.json: a plan " in shown.err
+    assert not Path("run").exists()
+
+
+def test_a_plan_of_one_process_is_obeyed(polyhop, small: list[str], tiny_dir: Path) -> None:
+    polyhop("plan", "tiny", "--data-dir", tiny_dir, "--hidden", 16, "--out", "plan.json")
+    shown = polyhop("train", *small, "--plan", "plan.json", "--run-dir", "run")
+    assert shown.code == 0, shown.err
+    whole = json.loads(Path("plan.json").read_text())
+    Path("plan.json").write_text(json.dumps({**whole, "purpose": {**whole["purpose"], "num_nodes": 7}}))
+    shown = polyhop("train", *small, "--plan", "plan.json", "--run-dir", "other")
+    assert shown.code == 1
+    assert "is a plan for tiny (7 nodes, " in shown.err
 
 
 @pytest.mark.parametrize(
@@ -307,7 +352,7 @@ def test_a_run_picks_a_strategy_says_why_and_keeps_its_plan(polyhop, small: list
     shown = polyhop("train", *small[:-1], "plain", "--workers", 2, "--run-dir", "run")
     assert shown.code == 0, shown.err
     plan = json.loads(Path("run/plan.json").read_text())
-    assert plan["strategy"] == json.loads(Path("run/config.json").read_text())["strategy"]
+    assert plan["chosen"]["strategy"] == json.loads(Path("run/config.json").read_text())["strategy"]
     records = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
     assert all(0 < each["train_seconds"] <= each["seconds"] for each in records)
     shown = polyhop("train", *small, "--workers", 2, "--run-dir", "run", "--resume", "auto", "--epochs", 6)

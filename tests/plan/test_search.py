@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyhop.errors import ConfigError
-from polyhop.plan import Limits, Memory, Plan, Prediction, duration, make_plan, rank, read_plan, size
+from polyhop.plan import Limits, Memory, Plan, Prediction, Purpose, duration, make_plan, rank, read_plan, size
 from polyhop.train.config import parse_bytes
 
 
@@ -34,6 +34,7 @@ HALO = predicted("halo", 2.0, sent={"hidden": 1e6})
 BITS = predicted("halo, 8 bits", 1.0, is_exact=False, options={"bits": 8})
 PIPE = predicted("pipeline", 3.0, memory=4e8, evaluation=3e8)
 ALL = [PIPE, BITS, HALO]
+PURPOSE = Purpose("tiny", 80, 600, "GraphSAGE", 2, 16, (15, 10), 1024)
 
 
 def names(plan: Plan) -> list[str]:
@@ -196,7 +197,9 @@ def test_the_order_for_any_predictions(drawn: list[tuple[float, float, bool]], m
 
 
 def test_json_and_back(tmp_path: Path) -> None:
-    plan = make_plan(ALL, Limits(memory_bytes=5e8), 4, assumed=[("host", "mine")], alone=HALO)
+    plan = make_plan(
+        ALL, Limits(memory_bytes=5e8), 4, assumed=[("host", "mine")], alone=HALO, purpose=PURPOSE
+    )
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(plan.to_json()))
     again = read_plan(path)
@@ -204,7 +207,9 @@ def test_json_and_back(tmp_path: Path) -> None:
     assert again.why == plan.why
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 99}', '{"version": 2, "ranked": 3}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "3", "null", "{}", '{"version": 99}', '{"version": 3, "chosen": 3}']
+)
 def test_files_that_are_no_plan(tmp_path: Path, text: str) -> None:
     path = tmp_path / "plan.json"
     path.write_text(text)
@@ -212,6 +217,43 @@ def test_files_that_are_no_plan(tmp_path: Path, text: str) -> None:
         read_plan(path)
     with pytest.raises(ConfigError, match="none"):
         read_plan(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"limits": []},
+        {"limits": {"speed": 1}},
+        {"limits": {"dollars": -1}},
+        {"others": 3},
+        {"chosen": None},
+        {"chosen": []},
+        {"workers": "four"},
+        {"workers": 0},
+        {"assumed": [1]},
+        {"purpose": {}},
+        {"purpose": 3},
+        {"alone": []},
+        *({"chosen": {name: value}} for name in ("epoch_s", "options", "memory_bytes", "dollars", "bytes")
+          for value in ("much", [1])),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_damaged_plans(tmp_path: Path, damage: dict[str, Any]) -> None:
+    whole = make_plan(ALL, Limits(seconds=1e9), 4, alone=HALO, purpose=PURPOSE).to_json()
+    for name, value in damage.items():
+        whole[name] = {**whole[name], **value} if name == "chosen" and isinstance(value, dict) else value
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(whole))
+    with pytest.raises(ConfigError, match=r"plan\.json: not a plan of 'polyhop plan --out'"):
+        read_plan(path)
+
+
+def test_what_is_chosen_is_written_once() -> None:
+    whole = make_plan(ALL, Limits(), 4).to_json()
+    assert not {"strategy", "options", "ranked"} & whole.keys()
+    names = [each["name"] for each in (whole["chosen"], *whole["others"])]
+    assert names == ["halo", "pipeline", "halo, 8 bits"]
 
 
 def test_words_for_sizes_and_times() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from decimal import ROUND_CEILING, Decimal
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,32 @@ from polyhop.errors import ConfigError
 from polyhop.plan.prediction import Prediction
 from polyhop.plan.search import Limits, Ranked, duration, rank, size
 
-__all__ = ["PLAN_FILE", "Plan", "make_plan", "read_plan"]
+__all__ = ["PLAN_FILE", "Plan", "Purpose", "make_plan", "read_plan"]
 
 PLAN_FILE = "plan.json"
-_VERSION = 2
+_VERSION = 3
+
+
+@dataclass(frozen=True)
+class Purpose:
+    """What a plan is for: this model on this graph, in these mini-batches."""
+
+    graph: str
+    num_nodes: int
+    num_edges: int
+    model: str
+    num_layers: int
+    hidden: int | None  # None: the model does not say
+    num_neighbors: tuple[int, ...] | None  # None: the full graph
+    batch_size: int | None = None  # of mini-batches
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, given: Mapping[str, Any]) -> Purpose:
+        fan_outs = given["num_neighbors"]
+        return cls(**{**given, "num_neighbors": None if fan_outs is None else tuple(fan_outs)})
 
 
 @dataclass(frozen=True)
@@ -31,6 +53,7 @@ class Plan:
     alone: Prediction | None = None  # one process with all cores of a host
     asked: str = "auto"  # the strategy that was asked for
     partitioner: str | None = None  # that made the parts; None: whatever there is
+    purpose: Purpose | None = None  # None: not said
 
     @property
     def chosen(self) -> Prediction:
@@ -120,18 +143,14 @@ class Plan:
             "workers": self.num_ranks,
             "asked": self.asked,
             "partitioner": self.partitioner,
-            "strategy": self.chosen.strategy,
-            "options": dict(self.chosen.options),
+            "purpose": None if self.purpose is None else self.purpose.to_json(),
             "fits": self.fits,
             "why": list(self.why),
             "advice": self.advice,
             "limits": limits,
             "assumed": [list(each) for each in self.assumed],
-            "chosen": self.chosen.to_json(),
-            "ranked": [
-                each.prediction.to_json() | {"why_not": list(each.why_not), "has_room": each.has_room}
-                for each in self.ranked
-            ],
+            "chosen": _told(self.ranked[0]),
+            "others": [_told(each) for each in self.ranked[1:]],
             "alone": None if self.alone is None else self.alone.to_json(),
         }
 
@@ -143,7 +162,7 @@ class Plan:
         return cls(
             tuple(
                 Ranked(Prediction.from_json(each), tuple(each["why_not"]), each["has_room"])
-                for each in given["ranked"]
+                for each in [given["chosen"], *given["others"]]
             ),
             given["workers"],
             Limits(**limits),
@@ -151,6 +170,7 @@ class Plan:
             None if given["alone"] is None else Prediction.from_json(given["alone"]),
             given["asked"],
             given["partitioner"],
+            None if given["purpose"] is None else Purpose.from_json(given["purpose"]),
         )
 
 
@@ -162,6 +182,7 @@ def make_plan(
     asked: str = "auto",
     assumed: Sequence[tuple[str, str]] = (),
     alone: Prediction | None = None,
+    purpose: Purpose | None = None,
 ) -> Plan:
     """The plan that follows; ``asked``: a strategy, whose ways come first whatever others would take."""
     order = rank(predictions, limits)
@@ -173,7 +194,7 @@ def make_plan(
                 f"strategy {asked!r} cannot train this model so on {num_ranks} ranks; these can: {known}"
             )
         order = wanted + [each for each in order if each.prediction.strategy != asked]
-    return Plan(tuple(order), num_ranks, limits, tuple(assumed), alone, asked)
+    return Plan(tuple(order), num_ranks, limits, tuple(assumed), alone, asked, purpose=purpose)
 
 
 def read_plan(path: Path) -> Plan:
@@ -182,12 +203,28 @@ def read_plan(path: Path) -> Plan:
         about = json.loads(path.read_text(encoding="utf-8"))
         version = about["version"]
         if version == _VERSION:
-            return Plan.from_json(about)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            return _checked(Plan.from_json(about))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         raise ConfigError(f"{path}: not a plan of 'polyhop plan --out' ({error})") from error
     raise ConfigError(
         f"{path}: a plan of version {version}, expected {_VERSION} ('polyhop plan --out' makes one)"
     )
+
+
+def _checked(plan: Plan) -> Plan:
+    """Raises what saying it would raise: a value of a wrong kind is found before a run begins."""
+    if type(plan.num_ranks) is not int or plan.num_ranks < 1:
+        raise ValueError(f"workers {plan.num_ranks!r}")
+    for each in plan.ranked:
+        if not isinstance(each.prediction.options, dict) or not isinstance(each.prediction.strategy, str):
+            raise TypeError(f"a way {each.prediction.strategy!r} with options {each.prediction.options!r}")
+        plan.limits.broken(each.prediction)
+    json.dumps(plan.to_json())
+    return plan
+
+
+def _told(each: Ranked) -> dict[str, Any]:
+    return each.prediction.to_json() | {"why_not": list(each.why_not), "has_room": each.has_room}
 
 
 def _finite(value: float) -> float | None:
