@@ -108,16 +108,28 @@ class Trainer(Config):
         partition: Partition | None = None,
         options: PlanOptions | None = None,
     ) -> Plan:
-        """What training would take on so many ranks, and which way is best; features are not read. See ``polyhop.plan``."""
+        """What training would take on so many ranks, and which way is best; features are not read. See ``polyhop.plan``.
+
+        On several ranks strategy "single" stands for "auto".
+        """
         place(self.device, self.precision)
         cut = partition or make_partition(graph, num_ranks, default_method(), seed=self.seed)
-        return plan_graph(model, graph, self, cut, options or PlanOptions())
+        asked = self._as(strategy="auto") if self.strategy == "single" and cut.num_parts > 1 else self
+        return plan_graph(model, graph, asked, cut, options or PlanOptions(self._limits))
 
     def obeying(self, plan: Plan) -> Trainer:
         """This trainer with the strategy and the numbers of a plan."""
+        return self._as(**settings_of(plan))
+
+    def _as(self, **changed: Any) -> Trainer:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # said when this trainer was made
-            return replace(self, **settings_of(plan))
+            return replace(self, **changed)
+
+    @property
+    def _limits(self) -> Limits:
+        """Of a plan."""
+        return Limits(self.allow_approximate, num_epochs=max(1, self.max_epochs))
 
     def _foreseen(
         self, model: nn.Module, graph: Graph | SharedGraph, line: Collective | None, run: Run
@@ -156,9 +168,8 @@ class Trainer(Config):
         check_model(model, graph)
         placement = place(self.device, self.precision)
         model.to(placement.device, placement.dtype)
-        limits = Limits(self.allow_approximate, num_epochs=max(1, self.max_epochs))
         tell = _say if self._is_told(line) else lambda text: None
-        options = PlanOptions(limits, tell=tell, is_given=is_given)
+        options = PlanOptions(self._limits, tell=tell, is_given=is_given)
         if isinstance(graph, Graph) and line is None:
             return self.plan(model, graph, options=options)
         if isinstance(graph, Graph) or line is None:
