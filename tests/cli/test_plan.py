@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from polyhop.cli import plan
 from polyhop.graph import DenseFeatures
 from polyhop.serverless import prices as table
 
@@ -367,3 +369,52 @@ def test_options_of_a_strategy_are_not_overruled(polyhop, small: list[str]) -> N
     shown = polyhop("train", *small, "--workers", 2, "--stages", 2, "--naive-halo", "--run-dir", "other")
     assert shown.code == 1
     assert "no strategy has all of these options: naive_halo, stages" in shown.err
+
+
+CLOUD = ["--strategy", "serverless"]
+CLUSTER = ["--cluster", "p4d.24xlarge"]
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ([*CLOUD, "--out", "sv.json"], "--out is not used with functions of a cloud"),
+        ([*CLOUD, "--memory", "1"], "--memory is not used with functions of a cloud"),
+        ([*CLOUD, "--statistics-out", "s2.json"], "--statistics-out is not used with functions of a cloud"),
+        ([*CLOUD, "--machine", "none.json"], "--machine is not used with functions of a cloud"),
+        ([*CLOUD, "--allow-approximate"], "--allow-approximate is not used with functions of a cloud"),
+        ([*CLOUD, "--servers", "c5n.2xlarge", "--workers", "4"], "--workers is not used with functions of a"),
+        ([*CLOUD, "--budget", "0"], "--budget 0.0: expected a number above 0"),
+        ([*CLOUD, "--deadline", "nan"], "--deadline nan: expected a number above 0"),
+        ([*CLUSTER, "--machine", "/nonexistent.json"], "--machine is not used with --cluster: it is for hosts like"),
+        ([*CLUSTER, "--servers", "c5n.2xlarge"], "--servers is not used with --cluster: it is for functions of a"),
+        ([*CLUSTER, *CLOUD, "--prices", "p.json"], "--prices is not used with --cluster"),
+        ([*CLUSTER, "--partitioner", "compare"], "--partitioner compare is not used with --cluster"),
+        (["--servers", "c5n.2xlarge"], "--servers is not used on hosts like this one: it is for functions of a cloud"),
+        (["--workers", "2", "--num-servers", "3"], "--num-servers is not used on hosts like this one"),
+        (["--workers", "2", *CLOUD, "--halo", "1"], "--halo is not used on hosts like this one"),
+        (["--latency", "3"], "--latency is of the links that --link gives: give both"),
+        ([*CLUSTER, "--latency", "3"], "--latency is of the links that --link gives: give both"),
+        (["--statistics-out", "s.json", "--out", "plan.json"], "--out is not used where statistics alone are written"),
+        (["--statistics-out", "s.json", "--workers", "2"], "--workers is not used where statistics alone are"),
+    ],
+)  # fmt: skip
+def test_an_option_that_would_not_be_used_is_refused(
+    polyhop, tiny_dir: Path, more: list[str], told: str
+) -> None:
+    shown = polyhop("plan", "tiny", "--data-dir", tiny_dir, *more)
+    assert shown.code == 1
+    assert told in shown.err
+    assert not any(Path().iterdir())
+
+
+@pytest.mark.parametrize("more", [["--partitioner", "nonsense"], ["--split", "7"], ["--nodes", "n.csv"]])
+def test_statistics_say_all_of_a_graph(polyhop, more: list[str]) -> None:
+    shown = polyhop("plan", "--statistics", "none.json", *CLUSTER, *more)
+    assert shown.code == 1
+    assert f"{more[0]} is not used with --statistics" in shown.err
+
+
+def test_every_option_of_a_mode_is_one_of_the_command() -> None:
+    names = set(inspect.signature(plan.command).parameters)
+    assert set(plan.BELONGS) <= names

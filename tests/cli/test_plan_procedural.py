@@ -65,6 +65,10 @@ def test_a_run_picks_its_strategy(polyhop) -> None:
     [
         ([], "draw mini-batches, one fan-out for each layer"),
         (["--fanout", "10,5", "--partitioner", "metis"], "there are no edges to cut it by"),
+        (
+            ["--fanout", "10,5", "--cluster", "p4d.24xlarge", "--partitioner", "metis"],
+            "there are no edges to cut it by",
+        ),
         (["--fanout", "10,5", "--strategy", "split"], "'split' cannot train this model so"),
         (["--fanout", "10,5", "--cache", "1MB"], "leave cache out"),
     ],
