@@ -415,6 +415,12 @@ def test_statistics_say_all_of_a_graph(polyhop, more: list[str]) -> None:
     assert f"{more[0]} is not used with --statistics" in shown.err
 
 
+def test_a_budget_without_prices_is_refused_before_anything_is_loaded(polyhop) -> None:
+    shown = polyhop("plan", "no-such-graph", "--workers", 2, "--budget", 1)
+    assert shown.code == 1
+    assert "--budget needs prices" in shown.err
+
+
 def test_every_option_of_a_mode_is_one_of_the_command() -> None:
     names = set(inspect.signature(plan.command).parameters)
     assert set(plan.BELONGS) <= names

@@ -199,6 +199,8 @@ def command(
         mode = _HERE if statistics_out is None else _STATISTICS
     _check_used(context, mode, partitioner, has_statistics=statistics is not None)
     limits = _limits(exact=exact, memory=memory, budget=budget, deadline=deadline, epochs=epochs)
+    if mode == _HERE:
+        _check_prices(limits)
     if mode == _ON_CLOUD:
         from polyhop.cli.advice import Asked as AskedOfCloud
         from polyhop.cli.advice import advise
@@ -312,6 +314,16 @@ def _limits(
         seconds=math.inf if deadline is None else deadline,
         num_epochs=epochs,
     )
+
+
+def _check_prices(limits: Limits) -> None:
+    """ConfigError for a budget on hosts whose price nobody knows, before anything is loaded."""
+    import math
+
+    from polyhop.plan import NEEDS_PRICES
+
+    if math.isfinite(limits.dollars):
+        raise ConfigError(NEEDS_PRICES)
 
 
 def _link(text: str, latency_ms: float) -> Link:

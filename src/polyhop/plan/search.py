@@ -13,8 +13,12 @@ from dataclasses import dataclass
 from polyhop.errors import ConfigError
 from polyhop.plan.prediction import Prediction
 
-__all__ = ["NEAR", "Limits", "Ranked", "duration", "rank", "size"]
+__all__ = ["NEAR", "NEEDS_PRICES", "Limits", "Ranked", "duration", "rank", "size"]
 
+NEEDS_PRICES = (
+    "--budget needs prices: what these hosts cost is not known; give --cluster with dollars_per_hour, or leave the budget "
+    "out"
+)
 NEAR = 1.02  # times the best: as good
 
 _MOST_DIGITS = 17  # that tell two numbers apart
@@ -98,10 +102,7 @@ def rank(predictions: Iterable[Prediction], limits: Limits) -> list[Ranked]:
     if not found:
         raise ConfigError("no strategy can train this model on this graph with these options")
     if math.isfinite(limits.dollars) and any(each.prediction.dollars is None for each in found):
-        raise ConfigError(
-            "--budget needs prices: what these hosts cost is not known; give --cluster with dollars_per_hour, or leave "
-            "the budget out"
-        )
+        raise ConfigError(NEEDS_PRICES)
     fitting = sorted((each for each in found if each.fits), key=lambda each: each.prediction.epoch_s)
     others = sorted((each for each in found if not each.fits), key=lambda each: _distance(each, limits))
     return _preferred(fitting) + others
