@@ -141,8 +141,8 @@ def duration(seconds: float, digits: int = 2) -> str:
 
 
 def _money(dollars: float, digits: int = 2) -> str:
-    """``$12.30``, ``$0.021``."""
-    return f"${dollars:.{max(2, digits - 1 - math.floor(math.log10(dollars)))}f}"
+    """``$12.30``, ``$0.0205``."""
+    return f"${dollars:.{max(2, digits - math.floor(math.log10(dollars)))}f}"
 
 
 def _with(value: float, digits: int) -> str:
