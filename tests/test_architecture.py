@@ -220,7 +220,7 @@ GROUND = {
     "report.sections": {"phases"},
     "report.traces": {"epochs", "lines", "nesting", "occupancy", "series", "so_far", "tally"},
     "launch": {"options", "outcome", "rank"},
-    "cli": {"advice", "calibrate", "clusters", "console", "ranks", "recipe", "result", "stages"},
+    "cli": {"advice", "calibrate", "clusters", "console", "planned", "ranks", "recipe", "result", "stages"},
 }
 
 # A bag is where cycles grow: what two modules share lives under the noun it is about.

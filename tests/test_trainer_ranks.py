@@ -13,9 +13,10 @@ from torch import Tensor
 
 from polyhop import nn
 from polyhop.comm import Collective, run_in_threads
-from polyhop.errors import CheckpointError, Interrupted
+from polyhop.errors import CheckpointError, ConfigError, Interrupted
 from polyhop.graph import Graph
 from polyhop.partition import partition, share
+from polyhop.plan import read_plan
 from polyhop.train import signals
 from polyhop.trainer import Trainer
 
@@ -63,6 +64,66 @@ def test_another_number_of_ranks_continues(make_graph: MakeGraph, tmp_path: Path
     assert {path.name for path in (tmp_path / "run").glob("trace-*")} == {
         f"trace-rank{r}.jsonl" for r in range(4)
     }
+
+
+def test_a_kept_plan_never_stops_a_run_that_goes_on(make_graph: MakeGraph, tmp_path: Path) -> None:
+    """It is there to be compared with: damaged, of another version or for other ranks, the run says so and goes on."""
+    graph = make_graph()
+    run = {"run_dir": tmp_path / "run"}
+    run_in_threads(2, fit, graph, "hash", options(max_epochs=1, **run))
+    kept = tmp_path / "run" / "plan.json"
+    whole = kept.read_text()
+    for at, text in enumerate(("", '{"version": 1}', "[]", "null", whole.replace('"others"', '"order"'))):
+        kept.write_text(text)
+        run_in_threads(2, fit, graph, "hash", options(max_epochs=2 + at, resume="auto", **run))
+        assert kept.read_text() == text
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 6
+    kept.write_text(whole)
+    run_in_threads(3, fit, graph, "hash", options(max_epochs=7, resume="auto", **run))
+    assert kept.read_text() == whole, "what it began with"
+
+
+def test_what_is_wrong_with_a_kept_plan_is_noted(
+    make_graph: MakeGraph, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    graph, run = make_graph(), {"run_dir": tmp_path / "run"}
+    Trainer("single", **options(max_epochs=1, **run)).fit(make_model(graph), graph)
+    (tmp_path / "run" / "plan.json").write_text('{"version": 1}')
+    more = {"resume": "auto", "max_epochs": 2, "progress": "plain", **run}
+    Trainer("single", **{**options(), **more}).fit(make_model(graph), graph)
+    said = capsys.readouterr()
+    assert "no plan to compare with: " in said.out + said.err
+    assert "plan.json: a plan of version 1" in said.out + said.err
+
+
+def fit_auto(line: Collective, graph: Graph, given: dict[str, Any]) -> str:
+    model, held = make_model(graph), share(graph, partition(graph, line.num_ranks, "hash"), line.rank)
+    Trainer("auto", **given).fit(model, held, line=line)
+    return "trained"
+
+
+def test_a_plan_that_is_obeyed_on_other_ranks(make_graph: MakeGraph, tmp_path: Path) -> None:
+    """Where the way planned cannot be had there, the error names the plan, not an option that nobody gave."""
+    graph, run = make_graph(), {"run_dir": tmp_path / "run"}
+    given = {**options(), "batch_size": None, "num_neighbors": None}
+    staged = {**given, "stages": 2, "max_epochs": 1, **run}
+    assert run_in_threads(2, fit_auto, graph, staged) == ["trained"] * 2
+    more = {**given, "max_epochs": 2, "resume": "auto", **run}
+    with pytest.raises(
+        ConfigError, match=r"plan\.json: the run was planned for 2 ranks \(pipeline.* with 3: "
+    ):
+        run_in_threads(3, fit_auto, graph, more)
+    assert run_in_threads(2, fit_auto, graph, more) == ["trained"] * 2
+
+
+def test_a_plan_that_is_obeyed_and_cannot_be_read_is_made_anew(make_graph: MakeGraph, tmp_path: Path) -> None:
+    graph, run = make_graph(), {"run_dir": tmp_path / "run"}
+    run_in_threads(2, fit_auto, graph, options(max_epochs=1, **run))
+    kept = tmp_path / "run" / "plan.json"
+    kept.write_text("{")
+    run_in_threads(2, fit_auto, graph, options(max_epochs=2, resume="auto", **run))
+    assert read_plan(kept).num_ranks == 2
+    run_in_threads(3, fit_auto, graph, options(max_epochs=3, resume="auto", **run))
 
 
 def test_another_graph_is_refused(make_graph: MakeGraph, tmp_path: Path) -> None:

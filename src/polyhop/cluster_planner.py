@@ -28,7 +28,15 @@ from polyhop.plan.device import (
     measured_device,
 )
 from polyhop.plan.topology import Topology
-from polyhop.planner import PlanOptions, assumed_of, law_of, limits_here, measured_machine, ways_of
+from polyhop.planner import (
+    PlanOptions,
+    assumed_of,
+    law_of,
+    limits_here,
+    measured_machine,
+    purpose_of,
+    ways_of,
+)
 from polyhop.train.config import Config
 
 __all__ = ["plan_cluster", "plan_virtual", "question_of_cluster", "scale_cluster", "with_law"]
@@ -57,6 +65,7 @@ def plan_cluster(
         num_ranks,
         asked=config.strategy,
         assumed=told,
+        purpose=purpose_of(question.training, statistics.name),
     )
 
 
@@ -81,6 +90,7 @@ def plan_virtual(
         num_ranks,
         asked=config.strategy,
         assumed=[*_of_statistics(statistics, num_ranks)[:1], *assumed_of(question)],
+        purpose=purpose_of(training, statistics.name),
     )
 
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from polyhop.comm import Collective
 from polyhop.datasets import GraphSizes
-from polyhop.errors import ConfigError, PolyhopError
+from polyhop.errors import ConfigError, PolyhopError, unknown
 from polyhop.forecast import (
     Inputs,
     Question,
@@ -43,6 +43,7 @@ from polyhop.plan import (
     Machine,
     Plan,
     Prediction,
+    Purpose,
     load_machine,
     make_plan,
     save_machine,
@@ -58,6 +59,7 @@ from polyhop.train.together import share_value
 
 __all__ = [
     "ANY_MODEL",
+    "FOR_ALL",
     "PlanOptions",
     "assumed_of",
     "inputs_of",
@@ -68,6 +70,8 @@ __all__ = [
     "measured_machine",
     "plan_graph",
     "plan_together",
+    "purpose_of",
+    "settings_of",
     "strategies_taking",
     "training_of",
     "unread_inputs",
@@ -76,7 +80,7 @@ __all__ = [
 
 _LEAST_EPOCHS = 4  # of a run that teaches
 # Options that say what is trained and not how it is spread: strategies may ignore them.
-_FOR_ALL = {
+FOR_ALL = {
     "num_neighbors",
     "batch_size",
     "seed",
@@ -87,7 +91,7 @@ _FOR_ALL = {
     "prefetch",
     "memory",
 }
-_FOR_ALL |= {"labor_dependence", "feature_dtype", "num_workers", "spill_dir", "cache_bytes", "memory_bytes"}
+FOR_ALL |= {"labor_dependence", "feature_dtype", "num_workers", "spill_dir", "cache_bytes", "memory_bytes"}
 
 _ALSO = {"split_groups", "device_cache"}  # as the trainer names what sets a way apart
 
@@ -184,7 +188,8 @@ def plan_graph(
         law,
         ranks / machine.cores if ranks > 1 else 0.0,
     )
-    return replace(_plan(question, config, options), partitioner=partition.method if ranks > 1 else None)
+    made = _plan(question, config, options, graph.name)
+    return replace(made, partitioner=partition.method if ranks > 1 else None)
 
 
 def plan_together(
@@ -207,7 +212,7 @@ def plan_together(
     if line.rank == 0:
         question = Question(training, sight, line.num_ranks, machine, options.link or link, law, crowding)
         try:
-            made = {"plan": _plan(question, config, options).to_json()}
+            made = {"plan": _plan(question, config, options, graph.name).to_json()}
         except PolyhopError as error:  # the others wait for an answer
             made = {"error": str(error)}
     told = share_value(made, line)
@@ -263,7 +268,7 @@ def _keep(machine: Machine, tell: Tell) -> None:
 def strategies_taking(config: Config) -> list[str]:
     """Strategies that know every option that was set. ConfigError if options are set that no one strategy has together."""
     known = {name: {each.name for each in fields(module.Config)} for name, module in STRATEGIES.items()}
-    owned = set().union(*known.values()) - _FOR_ALL
+    owned = set().union(*known.values()) - FOR_ALL
     given = [
         each.name
         for each in fields(config)
@@ -325,7 +330,35 @@ def ways_of(question: Question, config: Config, options: PlanOptions) -> list[Pr
     return found
 
 
-def _plan(question: Question, config: Config, options: PlanOptions) -> Plan:
+def purpose_of(training: Training, graph: str) -> Purpose:
+    """What plans of it are for; ``graph``: its name."""
+    is_whole = training.num_neighbors is None
+    hidden = getattr(training.model, "hidden_channels", None)
+    return Purpose(
+        graph,
+        training.num_nodes,
+        training.num_edges,
+        type(training.model).__name__,
+        training.counts.num_layers,
+        hidden if isinstance(hidden, int) else None,
+        None if training.num_neighbors is None else tuple(training.num_neighbors),
+        None if is_whole else training.batch_size,
+    )
+
+
+def settings_of(plan: Plan) -> dict[str, Any]:
+    """Of a trainer that obeys a plan; ConfigError if there is no such strategy or option."""
+    chosen = plan.chosen
+    if chosen.strategy not in STRATEGIES:
+        raise ConfigError(f"a plan of {unknown('strategy', chosen.strategy, STRATEGIES)}")
+    known = {each.name for each in fields(Config)}
+    strange = sorted(set(chosen.options) - known)
+    if strange:
+        raise ConfigError(f"a plan with {unknown('option', strange[0], known)}")
+    return {**chosen.options, "strategy": chosen.strategy}
+
+
+def _plan(question: Question, config: Config, options: PlanOptions, graph: str) -> Plan:
     return make_plan(
         ways_of(question, config, options),
         limits_here(question, options.limits),
@@ -333,6 +366,7 @@ def _plan(question: Question, config: Config, options: PlanOptions) -> Plan:
         asked=config.strategy,
         assumed=assumed_of(question),
         alone=_alone(question),
+        purpose=purpose_of(question.training, graph),
     )
 
 
@@ -346,7 +380,7 @@ def limits_here(question: Question, limits: Limits) -> Limits:
 
 def _own_options(config: Config) -> dict[str, Any]:
     """Those of the strategy that are not left as they are, as forecasts name them."""
-    known = {each.name for each in fields(STRATEGIES[config.strategy].Config)} - _FOR_ALL
+    known = {each.name for each in fields(STRATEGIES[config.strategy].Config)} - FOR_ALL
     own = [each for each in fields(config) if each.name in known or each.name in _ALSO]
     given = {
         each.name: getattr(config, each.name) for each in own if getattr(config, each.name) != each.default

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -26,7 +26,7 @@ from polyhop.kernels import kept_memory
 from polyhop.partition import Partition, default_method
 from polyhop.partition import partition as make_partition
 from polyhop.plan import PLAN_FILE, Limits, Plan, read_plan
-from polyhop.planner import PlanOptions, learn_from, plan_graph, plan_together
+from polyhop.planner import PlanOptions, learn_from, plan_graph, plan_together, settings_of
 from polyhop.strategies import HeldPart, Loss, Placement, Step, Team, WholeGraph, place
 from polyhop.trace import Trace
 from polyhop.train import (
@@ -79,8 +79,25 @@ class Trainer(Config):
         graph = in_feature_store(graph, self.feature_store)
         if self.strategy != "auto":
             return self._fit(model, graph, line, None)
-        made = self._kept_plan(line) or self._made_plan(model, graph, line)
+        kept, why_not = self._kept_plan(line)
+        if kept is not None and kept.num_ranks != _num_ranks(line):
+            return self._fit_elsewhere(kept, model, graph, line)
+        if why_not and self._is_told(line):
+            _say(f"{why_not}: planned anew")
+        made = kept or self._made_plan(model, graph, line)
         return self.obeying(made)._fit(model, graph, line, made)
+
+    def _fit_elsewhere(
+        self, kept: Plan, model: nn.Module, graph: Graph | SharedGraph, line: Collective | None
+    ) -> Result:
+        """Go on in the way that was planned, on another number of ranks."""
+        try:
+            return self.obeying(kept)._fit(model, graph, line, None)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{self._plan_file()}: the run was planned for {kept.num_ranks} ranks ({kept.chosen.name}) and is to go on "
+                f"with {_num_ranks(line)}: {error}. Continue it with {kept.num_ranks}, or start afresh in another run_dir"
+            ) from error
 
     def plan(
         self,
@@ -91,38 +108,52 @@ class Trainer(Config):
         partition: Partition | None = None,
         options: PlanOptions | None = None,
     ) -> Plan:
-        """What training would take on so many ranks, and which way is best; features are not read. See ``polyhop.plan``."""
+        """What training would take on so many ranks, and which way is best; features are not read. See ``polyhop.plan``.
+
+        On several ranks strategy "single" stands for "auto".
+        """
         place(self.device, self.precision)
         cut = partition or make_partition(graph, num_ranks, default_method(), seed=self.seed)
-        return plan_graph(model, graph, self, cut, options or PlanOptions())
+        asked = self._as(strategy="auto") if self.strategy == "single" and cut.num_parts > 1 else self
+        return plan_graph(model, graph, asked, cut, options or PlanOptions(self._limits))
 
     def obeying(self, plan: Plan) -> Trainer:
         """This trainer with the strategy and the numbers of a plan."""
-        return self._obeying(plan.chosen.strategy, plan.chosen.options)
+        return self._as(**settings_of(plan))
 
-    def _obeying(self, strategy: str, options: Mapping[str, Any]) -> Trainer:
+    def _as(self, **changed: Any) -> Trainer:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # said when this trainer was made
-            return replace(self, strategy=strategy, **options)
+            return replace(self, **changed)
+
+    @property
+    def _limits(self) -> Limits:
+        """Of a plan."""
+        return Limits(self.allow_approximate, num_epochs=max(1, self.max_epochs))
 
     def _foreseen(
-        self, model: nn.Module, graph: Graph | SharedGraph, line: Collective | None, *, is_begun: bool
+        self, model: nn.Module, graph: Graph | SharedGraph, line: Collective | None, run: Run
     ) -> Plan | None:
         """Of a run whose strategy is given, to compare it with; None where nobody will, or where it is not foreseen.
 
-        A run that ``is_begun`` keeps the plan that it has, or none.
+        A run that has begun keeps the plan that it has, or none.
         """
-        asked = [self.foresee and self.run_dir is not None, is_begun]
+        asked = [self.foresee and self.run_dir is not None, run.session.state.global_step > 0]
         is_kept, is_begun = asked if line is None else together.share_value(asked, line)
         if not is_kept:
             return None
-        kept = self._kept_plan(line)
+        kept, why_not = self._kept_plan(line)
+        if kept is not None and kept.num_ranks != _num_ranks(line):
+            why_not = f"{self._plan_file()} is a plan for {kept.num_ranks} ranks, the run goes on with {_num_ranks(line)}"
+            kept = None
+        if kept is None and is_begun:
+            run.notes += [f"no plan to compare with: {why_not}"] if why_not else []
         if kept is not None or is_begun:
             return kept
         try:
             return self._made_plan(model, graph, line, is_given=True)
         except PolyhopError as error:
-            if _is_first(line) and self.progress not in ("none", "json"):
+            if self._is_told(line):
                 _say(f"no plan is kept: {error}")
             return None
 
@@ -137,9 +168,8 @@ class Trainer(Config):
         check_model(model, graph)
         placement = place(self.device, self.precision)
         model.to(placement.device, placement.dtype)
-        limits = Limits(self.allow_approximate, num_epochs=max(1, self.max_epochs))
-        is_told = _is_first(line) and self.progress not in ("none", "json")
-        options = PlanOptions(limits, tell=_say if is_told else lambda text: None, is_given=is_given)
+        tell = _say if self._is_told(line) else lambda text: None
+        options = PlanOptions(self._limits, tell=tell, is_given=is_given)
         if isinstance(graph, Graph) and line is None:
             return self.plan(model, graph, options=options)
         if isinstance(graph, Graph) or line is None:
@@ -148,17 +178,23 @@ class Trainer(Config):
             )
         return plan_together(model, graph, self, line, options)
 
-    def _kept_plan(self, line: Collective | None) -> Plan | None:
-        """Of a run that goes on."""
+    def _plan_file(self) -> Path:
+        """Of the run that goes on."""
+        is_own = self.resume is None or self.resume == "auto"
+        folder = Path(str(self.run_dir)) if is_own else checkpoint.run_folder_of(Path(str(self.resume)))
+        return folder / PLAN_FILE
+
+    def _kept_plan(self, line: Collective | None) -> tuple[Plan | None, str]:
+        """Of a run that goes on; else None, and where there is one that cannot be read, why."""
         if self.resume is None:
-            return None
-        folder = (
-            Path(str(self.run_dir)) if self.resume == "auto" else checkpoint.run_folder_of(Path(self.resume))
-        )
-        kept = (folder / PLAN_FILE) if _is_first(line) else None
-        found = read_plan(kept).to_json() if kept is not None and kept.exists() else None
-        found = found if line is None else together.share_value(found, line)
-        return None if found is None else Plan.from_json(found)
+            return None, ""
+        told: Any = _read_kept(self._plan_file()) if _is_first(line) else None
+        plan, why_not = told if line is None else together.share_value(told, line)
+        return None if plan is None else Plan.from_json(plan), why_not
+
+    def _is_told(self, line: Collective | None) -> bool:
+        """Whether this rank may say something before the first lines."""
+        return _is_first(line) and self.progress not in ("none", "json")
 
     def _fit(
         self, model: nn.Module, graph: Graph | SharedGraph, line: Collective | None, plan: Plan | None
@@ -199,7 +235,7 @@ class Trainer(Config):
             run.notes += getattr(step, "notes", [])
             run.notes += [] if judge.has("val") or judge.has("test") else [_NOTHING_TO_JUDGE]
             run.resume()
-            plan = plan or self._foreseen(model, graph, line, is_begun=session.state.global_step > 0)
+            plan = plan or self._foreseen(model, graph, line, run)
             if plan is not None and folder is not None:
                 folder.write_plan(plan.to_json())
             if line is not None:
@@ -439,6 +475,18 @@ def _say(text: str) -> None:
 
 def _is_first(line: Collective | None) -> bool:
     return line is None or line.rank == 0
+
+
+def _num_ranks(line: Collective | None) -> int:
+    return 1 if line is None else line.num_ranks
+
+
+def _read_kept(path: Path) -> tuple[dict[str, Any] | None, str]:
+    """A run's plan as JSON values; None and why, if it cannot be read."""
+    try:
+        return (read_plan(path).to_json(), "") if path.exists() else (None, "")
+    except ConfigError as error:
+        return None, str(error)
 
 
 def _judged(judge: scores.Scorer, chunks: scores.Chunks, team: Team | None) -> dict[str, float]:

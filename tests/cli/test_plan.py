@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gzip
+import inspect
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from polyhop.cli import plan
 from polyhop.graph import DenseFeatures
 from polyhop.serverless import prices as table
 
@@ -185,12 +188,11 @@ def test_partitioners_are_compared_and_the_best_is_obeyed(polyhop, tiny_dir: Pat
 def test_every_strategy_is_planned(polyhop, tiny_dir: Path, more: list[str], strategies: set[str]) -> None:
     shown = polyhop("plan", "tiny", "--data-dir", tiny_dir, "--workers", 2, "--hidden", 8, *more, "--json")
     assert shown.code == 0, shown.err
-    ranked = shown.json["ranked"]
+    ranked = [shown.json["chosen"], *shown.json["others"]]
     assert {each["strategy"] for each in ranked} == strategies
     assert all(each["epoch_s"] > 0 and each["memory_bytes"]["training"] > 0 for each in ranked)
     times = [each["epoch_s"] for each in ranked if not each["why_not"]]
     assert times[1:] == sorted(times[1:])
-    assert shown.json["chosen"]["strategy"] == shown.json["strategy"]
     assert len(shown.json["why"]) == 2
 
 
@@ -242,12 +244,12 @@ def test_one_strategy(polyhop, tiny_dir: Path) -> None:
     shown = polyhop(
         "plan", "tiny", "--data-dir", tiny_dir, "--workers", 2, "--strategy", "pipeline", "--json"
     )
-    assert shown.json["strategy"] == "pipeline"
+    assert shown.json["chosen"]["strategy"] == "pipeline"
     assert shown.json["chosen"]["is_exact"]
     shown = polyhop(
         "plan", "tiny", "--data-dir", tiny_dir, "--workers", 2, "--strategy", "serverless", "--json"
     )
-    assert shown.json["strategy"] == "serverless", "on ranks, not in a cloud"
+    assert shown.json["chosen"]["strategy"] == "serverless", "on ranks, not in a cloud"
 
 
 def test_impossible_limits_get_the_nearest_plan_and_what_would_have_to_change(
@@ -260,6 +262,19 @@ def test_impossible_limits_get_the_nearest_plan_and_what_would_have_to_change(
     facts = polyhop("plan", "tiny", "--data-dir", tiny_dir, "--workers", 2, "--deadline", 1e-9, "--json").json
     assert not facts["fits"]
     assert any("fewer epochs" in line for line in facts["advice"])
+
+
+def test_the_column_of_memory_is_what_must_be_given(polyhop, tiny_dir: Path) -> None:
+    given = ["plan", "tiny", "--data-dir", tiny_dir, "--workers", 2]
+    shown = polyhop(*given, "--memory", "1MB")
+    (advised,) = [
+        line.removeprefix("give --memory ")
+        for line in shown.out.splitlines()
+        if line.startswith("give --memory")
+    ]
+    (nearest,) = re.findall(r"nothing fits: the nearest is .*, which needs (.*?) a rank", shown.out)
+    assert nearest in next(line for line in shown.out.splitlines() if "1.0 x" in line).split("needs")[0]
+    assert polyhop(*given, "--memory", advised, "--json").json["fits"]
 
 
 def test_a_slow_link_changes_the_plan(polyhop, tiny_dir: Path) -> None:
@@ -281,7 +296,7 @@ def test_a_plan_is_written_and_obeyed(polyhop, small: list[str], tiny_dir: Path)
     )
     assert shown.code == 0, shown.err
     config = json.loads(Path("run/config.json").read_text())
-    planned = json.loads(Path("plan.json").read_text())["options"]
+    planned = json.loads(Path("plan.json").read_text())["chosen"]["options"]
     assert (config["strategy"], config["split_depth"]) == ("split", planned["split_depth"])
 
 
@@ -301,6 +316,52 @@ def test_a_plan_for_something_else(polyhop, small: list[str], tiny_dir: Path) ->
     assert not Path("run").exists()
 
 
+def test_a_plan_is_for_what_it_was_made_for(polyhop, small: list[str], tiny_dir: Path) -> None:
+    """Another model, other mini-batches, another graph, options that contradict it: an error names both."""
+    given = ["--workers", 2, "--fanout", "3,3", "--hidden", 16]
+    made = polyhop("plan", "tiny", "--data-dir", tiny_dir, *given, "--strategy", "data", "--out", "plan.json")
+    assert made.code == 0, made.err
+    train = ["train", *small, "--plan", "plan.json", "--run-dir", "run"]
+    for more, told in (
+        (["--workers", 2], "is a plan for --fanout 3,3, and this run has --fanout full"),
+        ([*given, "--batch-size", 10], "is a plan for --batch-size 1024, and this run has --batch-size 10"),
+        ([*given, "--model", "gat"], "is a plan for --model sage, and this run has --model gat"),
+        (
+            [*given, "--layers", 3, "--fanout", "3,3,3"],
+            "--layers 2 --fanout 3,3, and this run has --layers 3",
+        ),
+        ([*given, "--hidden", 32], "is a plan for --hidden 16, and this run has --hidden 32"),
+        ([*given, "--bits", 8], "--bits 8, and plan.json is a plan with bits 32"),
+        ([*given, "--cache", "1MB"], "--cache 1MB, and plan.json is a plan with cache "),
+        ([*given, "--macro", 3], "--macro 3, and plan.json is a plan with macro auto"),
+    ):
+        shown = polyhop(*train, *more)
+        assert shown.code == 1, more
+        assert told in shown.err
+    whole = json.loads(Path("plan.json").read_text())
+    Path("plan.json").write_text(json.dumps({**whole, "purpose": {**whole["purpose"], "num_edges": 7}}))
+    shown = polyhop(*train, *given)
+    assert shown.code == 1
+    assert "plan.json is a plan for tiny (80 nodes, 7 edges), and this is tiny (80 nodes, " in shown.err
+    for name, value in (("strategy", "fly"), ("options", {"speed": 1})):
+        Path("plan.json").write_text(json.dumps({**whole, "chosen": {**whole["chosen"], name: value}}))
+        shown = polyhop(*train, *given)
+        assert shown.code == 1
+        assert "plan.json: a plan " in shown.err
+    assert not Path("run").exists()
+
+
+def test_a_plan_of_one_process_is_obeyed(polyhop, small: list[str], tiny_dir: Path) -> None:
+    polyhop("plan", "tiny", "--data-dir", tiny_dir, "--hidden", 16, "--out", "plan.json")
+    shown = polyhop("train", *small, "--plan", "plan.json", "--run-dir", "run")
+    assert shown.code == 0, shown.err
+    whole = json.loads(Path("plan.json").read_text())
+    Path("plan.json").write_text(json.dumps({**whole, "purpose": {**whole["purpose"], "num_nodes": 7}}))
+    shown = polyhop("train", *small, "--plan", "plan.json", "--run-dir", "other")
+    assert shown.code == 1
+    assert "is a plan for tiny (7 nodes, " in shown.err
+
+
 @pytest.mark.parametrize(
     ("more", "told"),
     [
@@ -309,6 +370,10 @@ def test_a_plan_for_something_else(polyhop, small: list[str], tiny_dir: Path) ->
         (["--link", "fast"], "expected a rate such as 1gbit"),
         (["--memory", "much"], "expected bytes"),
         (["--strategy", "halo", "--fanout", "3,3"], "'halo' cannot train this model so on 2 ranks"),
+        (["--budget", "0"], "--budget 0.0: expected a number above 0"),
+        (["--budget", "nan"], "--budget nan: expected a number above 0"),
+        (["--deadline", "-1"], "--deadline -1.0: expected a number above 0"),
+        (["--budget", "0.000001"], "--budget needs prices"),
         (["--machine", "none.json"], "not a file of 'polyhop env --calibrate'"),
     ],
 )
@@ -322,7 +387,7 @@ def test_a_run_picks_a_strategy_says_why_and_keeps_its_plan(polyhop, small: list
     shown = polyhop("train", *small[:-1], "plain", "--workers", 2, "--run-dir", "run")
     assert shown.code == 0, shown.err
     plan = json.loads(Path("run/plan.json").read_text())
-    assert plan["strategy"] == json.loads(Path("run/config.json").read_text())["strategy"]
+    assert plan["chosen"]["strategy"] == json.loads(Path("run/config.json").read_text())["strategy"]
     records = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
     assert all(0 < each["train_seconds"] <= each["seconds"] for each in records)
     shown = polyhop("train", *small, "--workers", 2, "--run-dir", "run", "--resume", "auto", "--epochs", 6)
@@ -337,3 +402,58 @@ def test_options_of_a_strategy_are_not_overruled(polyhop, small: list[str]) -> N
     shown = polyhop("train", *small, "--workers", 2, "--stages", 2, "--naive-halo", "--run-dir", "other")
     assert shown.code == 1
     assert "no strategy has all of these options: naive_halo, stages" in shown.err
+
+
+CLOUD = ["--strategy", "serverless"]
+CLUSTER = ["--cluster", "p4d.24xlarge"]
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ([*CLOUD, "--out", "sv.json"], "--out is not used with functions of a cloud"),
+        ([*CLOUD, "--memory", "1"], "--memory is not used with functions of a cloud"),
+        ([*CLOUD, "--statistics-out", "s2.json"], "--statistics-out is not used with functions of a cloud"),
+        ([*CLOUD, "--machine", "none.json"], "--machine is not used with functions of a cloud"),
+        ([*CLOUD, "--allow-approximate"], "--allow-approximate is not used with functions of a cloud"),
+        ([*CLOUD, "--servers", "c5n.2xlarge", "--workers", "4"], "--workers is not used with functions of a"),
+        ([*CLOUD, "--budget", "0"], "--budget 0.0: expected a number above 0"),
+        ([*CLOUD, "--deadline", "nan"], "--deadline nan: expected a number above 0"),
+        ([*CLUSTER, "--machine", "/nonexistent.json"], "--machine is not used with --cluster: it is for hosts like"),
+        ([*CLUSTER, "--servers", "c5n.2xlarge"], "--servers is not used with --cluster: it is for functions of a"),
+        ([*CLUSTER, *CLOUD, "--prices", "p.json"], "--prices is not used with --cluster"),
+        ([*CLUSTER, "--partitioner", "compare"], "--partitioner compare is not used with --cluster"),
+        (["--servers", "c5n.2xlarge"], "--servers is not used on hosts like this one: it is for functions of a cloud"),
+        (["--workers", "2", "--num-servers", "3"], "--num-servers is not used on hosts like this one"),
+        (["--workers", "2", *CLOUD, "--halo", "1"], "--halo is not used on hosts like this one"),
+        (["--latency", "3"], "--latency is of the links that --link gives: give both"),
+        ([*CLUSTER, "--latency", "3"], "--latency is of the links that --link gives: give both"),
+        (["--statistics-out", "s.json", "--out", "plan.json"], "--out is not used where statistics alone are written"),
+        (["--statistics-out", "s.json", "--workers", "2"], "--workers is not used where statistics alone are"),
+    ],
+)  # fmt: skip
+def test_an_option_that_would_not_be_used_is_refused(
+    polyhop, tiny_dir: Path, more: list[str], told: str
+) -> None:
+    shown = polyhop("plan", "tiny", "--data-dir", tiny_dir, *more)
+    assert shown.code == 1
+    assert told in shown.err
+    assert not any(Path().iterdir())
+
+
+@pytest.mark.parametrize("more", [["--partitioner", "nonsense"], ["--split", "7"], ["--nodes", "n.csv"]])
+def test_statistics_say_all_of_a_graph(polyhop, more: list[str]) -> None:
+    shown = polyhop("plan", "--statistics", "none.json", *CLUSTER, *more)
+    assert shown.code == 1
+    assert f"{more[0]} is not used with --statistics" in shown.err
+
+
+def test_a_budget_without_prices_is_refused_before_anything_is_loaded(polyhop) -> None:
+    shown = polyhop("plan", "no-such-graph", "--workers", 2, "--budget", 1)
+    assert shown.code == 1
+    assert "--budget needs prices" in shown.err
+
+
+def test_every_option_of_a_mode_is_one_of_the_command() -> None:
+    names = set(inspect.signature(plan.command).parameters)
+    assert set(plan.BELONGS) <= names

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyhop.errors import ConfigError
-from polyhop.plan import Limits, Memory, Plan, Prediction, duration, make_plan, rank, read_plan, size
+from polyhop.plan import Limits, Memory, Plan, Prediction, Purpose, duration, make_plan, rank, read_plan, size
+from polyhop.train.config import parse_bytes
 
 
 def predicted(name: str, seconds: float, **more: Any) -> Prediction:
@@ -32,6 +34,7 @@ HALO = predicted("halo", 2.0, sent={"hidden": 1e6})
 BITS = predicted("halo, 8 bits", 1.0, is_exact=False, options={"bits": 8})
 PIPE = predicted("pipeline", 3.0, memory=4e8, evaluation=3e8)
 ALL = [PIPE, BITS, HALO]
+PURPOSE = Purpose("tiny", 80, 600, "GraphSAGE", 2, 16, (15, 10), 1024)
 
 
 def names(plan: Plan) -> list[str]:
@@ -93,8 +96,67 @@ def test_dollars_and_time_of_the_whole_run() -> None:
     assert not make_plan([dear], Limits(dollars=9.9, num_epochs=50), 2).fits
     assert not make_plan([dear], Limits(seconds=49, num_epochs=50), 2).fits
     assert any(
-        "--budget 10.00" in line for line in make_plan([dear], Limits(dollars=1, num_epochs=50), 2).advice
+        "--budget 10, " in line for line in make_plan([dear], Limits(dollars=1, num_epochs=50), 2).advice
     )
+
+
+@pytest.mark.parametrize("value", [0, -1, math.nan, "1", True, None])
+@pytest.mark.parametrize("name", ["memory_bytes", "device_bytes", "host_bytes", "dollars", "seconds"])
+def test_limits_are_numbers_above_0(name: str, value: Any) -> None:
+    option = {"memory_bytes": "--memory", "dollars": "--budget", "seconds": "--deadline"}.get(name, name)
+    with pytest.raises(ConfigError, match=rf"^{option}.*expected a number above 0"):
+        Limits(**{name: value})
+
+
+def test_a_budget_needs_prices() -> None:
+    """What nobody knows the cost of does not fit one."""
+    for found in ([HALO], [predicted("split", 1.0, dollars=0.1), HALO]):
+        with pytest.raises(ConfigError, match="--budget needs prices"):
+            make_plan(found, Limits(dollars=1e-6), 2)
+        assert make_plan(found, Limits(dollars=math.inf), 2).fits
+
+
+positive = st.floats(1e-9, 1e12)
+
+
+@given(positive, positive, positive, st.floats(0.01, 0.999999999), st.integers(1, 1000))
+def test_advice_is_enough(seconds: float, memory: float, dollars: float, share: float, epochs: int) -> None:
+    """What is said to be given, pasted, lets the plan fit; it is never less than what was given."""
+    way = predicted("halo", seconds, memory=1e6 + memory, evaluation=0.0, dollars=dollars)
+    limits = Limits(
+        memory_bytes=share * way.memory.needed,
+        dollars=share * dollars * epochs,
+        seconds=share * seconds * epochs,
+        num_epochs=epochs,
+    )
+    plan = make_plan([way], limits, 2)
+    told = dict(re.findall(r"--(memory|budget|deadline) ([\d.]+[GM]?B?)", "\n".join(plan.advice)))
+    enough = Limits(
+        memory_bytes=parse_bytes(told["memory"]),
+        dollars=float(told["budget"]),
+        seconds=float(told["deadline"]),
+        num_epochs=epochs,
+    )
+    assert make_plan([way], enough, 2).fits
+    assert enough.dollars > limits.dollars
+    assert enough.dollars <= 1.011 * dollars * epochs, "and hardly more"
+    for note in plan.ranked[0].why_not:
+        needed, given = re.fullmatch(r"\w+ (.*?)(?: a rank)?, (.*) given", note).groups()  # type: ignore[union-attr]
+        assert needed != given
+
+
+def test_numbers_of_a_comparison_differ() -> None:
+    way = predicted("halo", 25.31, memory=1.04e9, dollars=0.002049)
+    plan = make_plan([way], Limits(memory_bytes=1e9, dollars=0.0205, seconds=253, num_epochs=10), 2)
+    assert plan.ranked[0].why_not == (
+        "needs 1.04 GB a rank, 1.00 GB given",
+        "takes 253.1 s, 253.0 s given",
+    )
+    assert "give --memory 1.04GB" in plan.advice
+    assert "give --deadline 254 for 10 epochs, or fewer epochs" in plan.advice
+    low = make_plan([way], Limits(dollars=0.0204, num_epochs=10), 2)
+    assert low.ranked[0].why_not == ("costs $0.0205, $0.0204 given",)
+    assert "give --budget 0.0205, or fewer epochs" in low.advice
 
 
 def test_a_strategy_that_was_asked_for_comes_first() -> None:
@@ -135,7 +197,9 @@ def test_the_order_for_any_predictions(drawn: list[tuple[float, float, bool]], m
 
 
 def test_json_and_back(tmp_path: Path) -> None:
-    plan = make_plan(ALL, Limits(memory_bytes=5e8), 4, assumed=[("host", "mine")], alone=HALO)
+    plan = make_plan(
+        ALL, Limits(memory_bytes=5e8), 4, assumed=[("host", "mine")], alone=HALO, purpose=PURPOSE
+    )
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(plan.to_json()))
     again = read_plan(path)
@@ -143,7 +207,9 @@ def test_json_and_back(tmp_path: Path) -> None:
     assert again.why == plan.why
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 99}', '{"version": 2, "ranked": 3}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "3", "null", "{}", '{"version": 99}', '{"version": 3, "chosen": 3}']
+)
 def test_files_that_are_no_plan(tmp_path: Path, text: str) -> None:
     path = tmp_path / "plan.json"
     path.write_text(text)
@@ -151,6 +217,43 @@ def test_files_that_are_no_plan(tmp_path: Path, text: str) -> None:
         read_plan(path)
     with pytest.raises(ConfigError, match="none"):
         read_plan(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"limits": []},
+        {"limits": {"speed": 1}},
+        {"limits": {"dollars": -1}},
+        {"others": 3},
+        {"chosen": None},
+        {"chosen": []},
+        {"workers": "four"},
+        {"workers": 0},
+        {"assumed": [1]},
+        {"purpose": {}},
+        {"purpose": 3},
+        {"alone": []},
+        *({"chosen": {name: value}} for name in ("epoch_s", "options", "memory_bytes", "dollars", "bytes")
+          for value in ("much", [1])),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_damaged_plans(tmp_path: Path, damage: dict[str, Any]) -> None:
+    whole = make_plan(ALL, Limits(seconds=1e9), 4, alone=HALO, purpose=PURPOSE).to_json()
+    for name, value in damage.items():
+        whole[name] = {**whole[name], **value} if name == "chosen" and isinstance(value, dict) else value
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(whole))
+    with pytest.raises(ConfigError, match=r"plan\.json: not a plan of 'polyhop plan --out'"):
+        read_plan(path)
+
+
+def test_what_is_chosen_is_written_once() -> None:
+    whole = make_plan(ALL, Limits(), 4).to_json()
+    assert not {"strategy", "options", "ranked"} & whole.keys()
+    names = [each["name"] for each in (whole["chosen"], *whole["others"])]
+    assert names == ["halo", "pipeline", "halo, 8 bits"]
 
 
 def test_words_for_sizes_and_times() -> None:

@@ -67,11 +67,13 @@ def statistics_of(
     asked: Asked, recipe: Recipe, config: Config, partitioner: str
 ) -> tuple[GraphStatistics, Recipe]:
     """Read, or of a graph that is loaded without its features; and the recipe with its widths."""
+    from polyhop.cli.ranks import check_procedural
     from polyhop.forecast import read_statistics, write_statistics
 
     if asked.statistics is not None:
         found = read_statistics(asked.statistics)
         return found, recipe.of_widths(found.num_features, found.num_classes, found.name)
+    check_procedural(recipe, None, partitioner)
     found, recipe = _computed(recipe) or _surveyed(recipe, config, partitioner)
     if asked.statistics_out is not None:
         write_statistics(found, asked.statistics_out)

@@ -26,7 +26,37 @@ _HOSTS = "Clusters that need not be there"
 _CLOUD = "Functions of a cloud (--strategy serverless --servers KIND)"
 
 
+# What plans are made for, as errors say it.
+_HERE, _ON_CLUSTER = "on hosts like this one", "with --cluster"
+_ON_CLOUD, _STATISTICS = "with functions of a cloud", "where statistics alone are written"
+_IS_FOR = {
+    _HERE: "hosts like this one",
+    _ON_CLUSTER: "--cluster",
+    _ON_CLOUD: "functions of a cloud (--strategy serverless)",
+}
+_RANKS = (_HERE, _ON_CLUSTER)
+
+# Option -> which plans use it; all others: every plan.
+BELONGS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("dropout", "fanout", "batch_size", "cache", "partitioner", "split"), (*_RANKS, _STATISTICS)),
+    **dict.fromkeys(("workers", "epochs", "exact", "memory", "link", "latency", "out", "explain"), _RANKS),
+    **dict.fromkeys(("strategy", "deadline", "budget", "as_json"), (*_RANKS, _ON_CLOUD)),
+    "machine": (_HERE,),
+    "cluster": (_ON_CLUSTER,),
+    "statistics": (_ON_CLUSTER,),
+    "curve": (_ON_CLUSTER,),
+    "statistics_out": (_ON_CLUSTER, _STATISTICS),
+    **dict.fromkeys(
+        ("servers", "num_servers", "function_memory", "processor", "intervals", "staleness", "gpu_servers", "halo",
+         "prices", "rates"),
+        (_ON_CLOUD,),
+    ),
+}  # fmt: skip
+_OF_A_GRAPH = ("partitioner", "split", "nodes")  # which statistics have said already
+
+
 def command(
+    context: typer.Context,
     name: Annotated[
         str | None,
         typer.Argument(help="A graph, as for train; with --servers also paper:amazon, paper:friendster, ..."),
@@ -162,11 +192,21 @@ def command(
     on_hosts.check(name)
     is_cloud = servers is not None or (name or "").startswith(_PAPER) or workers in (None, 1)
     if strategy == "serverless" and name is not None and cluster is None and is_cloud:
+        mode = _ON_CLOUD
+    elif cluster is not None:
+        mode = _ON_CLUSTER
+    else:
+        mode = _HERE if statistics_out is None else _STATISTICS
+    _check_used(context, mode, partitioner, has_statistics=statistics is not None)
+    limits = _limits(exact=exact, memory=memory, budget=budget, deadline=deadline, epochs=epochs)
+    if mode == _HERE:
+        _check_prices(limits)
+    if mode == _ON_CLOUD:
         from polyhop.cli.advice import Asked as AskedOfCloud
         from polyhop.cli.advice import advise
 
         asked = AskedOfCloud(
-            name, model or "gcn", layers, hidden, heads or 1, data_dir, nodes, servers or "c5n.2xlarge", num_servers,
+            name or "", model or "gcn", layers, hidden, heads or 1, data_dir, nodes, servers or "c5n.2xlarge", num_servers,
             function_memory, processor, intervals, staleness, gpu_servers, halo, deadline, budget, prices, rates,
         )  # fmt: skip
         advise(asked, as_json=as_json)
@@ -189,7 +229,6 @@ def command(
         "cache": cache,
     }
     config = _config(strategy, given)
-    limits = _limits(exact=exact, memory=memory, budget=budget, deadline=deadline, epochs=epochs)
     between, curves = None if link is None else _link(link, latency), list["Curve"]()
     if cluster is not None or statistics_out is not None:
         there = None if cluster is None else known_cluster(cluster, workers)
@@ -210,6 +249,34 @@ def command(
         if out is not None:
             graph, file = shlex.quote(name or "NAME"), shlex.quote(str(out))
             print(f"\nwritten to {out}: polyhop train {graph} ... --workers {made.num_ranks} --plan {file}")
+
+
+def _check_used(context: typer.Context, mode: str, partitioner: str, *, has_statistics: bool) -> None:
+    """ConfigError for an option on the command line that such a plan would not use."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+    if context.params["workers"] == 1 and mode == _ON_CLOUD:
+        given.discard("workers")
+    for name in sorted(given):
+        where = BELONGS.get(name, (mode,))
+        if mode not in where:
+            told = " and ".join(_IS_FOR[each] for each in where if each in _IS_FOR)
+            raise ConfigError(f"{_option(context, name)} is not used {mode}: it is for {told}; leave it out")
+        if has_statistics and name in _OF_A_GRAPH:
+            raise ConfigError(
+                f"{_option(context, name)} is not used with --statistics, which were measured before: leave it out"
+            )
+    if "latency" in given and "link" not in given:
+        raise ConfigError("--latency is of the links that --link gives: give both, or leave it out")
+    if partitioner == "compare" and mode != _HERE:
+        raise ConfigError(f"--partitioner compare is not used {mode}: it is for {_IS_FOR[_HERE]}; name one")
+
+
+def _option(context: typer.Context, name: str) -> str:
+    """As it is given on the command line."""
+    if name == "exact":
+        return "--exact" if context.params[name] else "--allow-approximate"
+    return "--json" if name == "as_json" else f"--{name.replace('_', '-')}"
 
 
 def _fan_outs(given: str, layers: int) -> list[int] | None:
@@ -247,6 +314,16 @@ def _limits(
         seconds=math.inf if deadline is None else deadline,
         num_epochs=epochs,
     )
+
+
+def _check_prices(limits: Limits) -> None:
+    """ConfigError for a budget on hosts whose price nobody knows, before anything is loaded."""
+    import math
+
+    from polyhop.plan import NEEDS_PRICES
+
+    if math.isfinite(limits.dollars):
+        raise ConfigError(NEEDS_PRICES)
 
 
 def _link(text: str, latency_ms: float) -> Link:
@@ -354,7 +431,7 @@ def _show(made: Plan, *, explain: bool) -> None:
             (
                 one.name,
                 duration(one.epoch_s),
-                size(one.memory.most),
+                size(one.memory.needed),
                 size(one.sent_bytes) if one.sent_bytes else "-",
                 "" if one.dollars is None else f"{one.dollars:.4f}",
                 f"{pace:.1f} x",

@@ -19,6 +19,7 @@ from polyhop.cli.recipe import Recipe
 from polyhop.errors import ConfigError, PartitionError
 
 if TYPE_CHECKING:
+    from polyhop.cli.planned import Planned
     from polyhop.comm import Collective
     from polyhop.graph import Graph, SharedGraph
     from polyhop.launch import RankContext
@@ -86,6 +87,7 @@ def train_rank(
     folder: Path,
     parts: Path | None,
     method: str,
+    obeyed: Planned | None = None,
 ) -> Result:
     """Train as one rank; a restarted rank goes on from the last checkpoint."""
     from polyhop.comm import group_size
@@ -103,6 +105,8 @@ def train_rank(
         return _cut(graph, num_parts, method, options)
 
     held = share_of(line, recipe, parts, cut, num_parts=num_parts, features=features)
+    if obeyed is not None:
+        obeyed.check_graph(held)
     recipe = recipe.fitted(held)
     model = recipe.build(options["seed"])
     if context.attempt > 0:

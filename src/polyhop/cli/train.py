@@ -16,6 +16,7 @@ from polyhop.errors import ConfigError, unknown
 if TYPE_CHECKING:
     from torch import nn
 
+    from polyhop.cli.planned import Planned
     from polyhop.graph import Graph
     from polyhop.launch import Launch
     from polyhop.trainer import Trainer
@@ -56,6 +57,7 @@ def _fan_outs(given: str) -> list[int] | None:
 
 
 def command(
+    context: typer.Context,
     name: Annotated[
         str, typer.Argument(help="A graph: a known name, a file or folder, or synth:..., rmat:..., sbm:...")
     ],
@@ -605,10 +607,18 @@ def command(
 
     on_ranks = workers is not None or is_rank_process()
     options["strategy"] = strategy or ("auto" if on_ranks else "single")
+    obeyed = None
     if plan is not None:
-        planned, method = _planned(plan, strategy, workers)
-        options |= planned
-        partitioner = method if partitioner == "auto" and method is not None else partitioner
+        from polyhop.cli.planned import planned
+
+        sources = {each: context.get_parameter_source(each) for each in context.params}
+        given = {
+            each for each, source in sources.items() if source is not None and source.name == "COMMANDLINE"
+        }
+        num_ranks = workers or int(os.environ.get("WORLD_SIZE", "1"))
+        obeyed = planned(plan, recipe, options, num_ranks, given)
+        options |= obeyed.settings
+        partitioner = obeyed.partitioner if partitioner == "auto" and obeyed.partitioner else partitioner
     if on_ranks and not dry_run:
         asked = Launch(
             num_ranks=workers,
@@ -626,7 +636,7 @@ def command(
             },
         )
         _train_on_ranks(
-            recipe, options, run_dir, asked, parts, partitioner, overwrite=overwrite, as_json=as_json
+            recipe, options, run_dir, asked, parts, partitioner, obeyed, overwrite=overwrite, as_json=as_json
         )
         return
     num_ranks = workers or int(os.environ.get("WORLD_SIZE", "1"))
@@ -634,6 +644,7 @@ def command(
         recipe,
         options,
         run_dir,
+        obeyed,
         threads=threads,
         overwrite=overwrite,
         dry_run=dry_run,
@@ -642,26 +653,11 @@ def command(
     )
 
 
-def _planned(path: Path, strategy: str | None, workers: int | None) -> tuple[dict[str, Any], str | None]:
-    """The options of a plan, and how parts are made; ConfigError if it is for other ranks, or of another strategy."""
-    from polyhop.plan import read_plan
-
-    found = read_plan(path)
-    if strategy not in (None, "auto", found.chosen.strategy):
-        raise ConfigError(
-            f"--strategy {strategy}, and {path} is a plan for {found.chosen.strategy}: give one of them"
-        )
-    if found.num_ranks != (workers or int(os.environ.get("WORLD_SIZE", "1"))):
-        raise ConfigError(
-            f"{path} is a plan for {found.num_ranks} ranks: give --workers {found.num_ranks}, or make one for as many"
-        )
-    return {"strategy": found.chosen.strategy, **found.chosen.options}, found.partitioner
-
-
 def _train(
     recipe: Recipe,
     options: dict[str, Any],
     run_dir: str,
+    obeyed: Planned | None,
     *,
     threads: int | None,
     overwrite: bool,
@@ -681,6 +677,8 @@ def _train(
         **options, run_dir=None if dry_run else run_dir
     )  # checks the options before anything is loaded
     graph = recipe.load()
+    if obeyed is not None:
+        obeyed.check_graph(graph)
     recipe = recipe.fitted(graph)
     model = recipe.build(trainer.seed)
     if dry_run:
@@ -701,6 +699,7 @@ def _train_on_ranks(
     asked: Launch,
     parts: Path | None,
     partitioner: str,
+    obeyed: Planned | None,
     *,
     overwrite: bool,
     as_json: bool,
@@ -733,7 +732,7 @@ def _train_on_ranks(
         folder, parts = folder.absolute(), None if parts is None else parts.absolute()
     if overwrite and is_first_process():
         _clear(folder)
-    result = launch.run(train_rank, (recipe, options, folder, parts, partitioner), asked)
+    result = launch.run(train_rank, (recipe, options, folder, parts, partitioner, obeyed), asked)
     if is_first_process():
         show_result(result, Path(str(result.run_dir)), as_json, can_predict=not is_procedural(recipe.source))
 

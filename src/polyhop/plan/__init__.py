@@ -3,11 +3,12 @@
 from polyhop.plan.cluster import Cluster, read_cluster
 from polyhop.plan.law import Law, fit_law
 from polyhop.plan.machine import Link, Machine, load_machine, machine_file, save_machine
-from polyhop.plan.plan import PLAN_FILE, Plan, make_plan, read_plan
+from polyhop.plan.plan import PLAN_FILE, Plan, Purpose, make_plan, read_plan
 from polyhop.plan.prediction import Memory, Prediction
-from polyhop.plan.search import Limits, Ranked, duration, rank, size
+from polyhop.plan.search import NEEDS_PRICES, Limits, Ranked, duration, rank, size
 
 __all__ = [
+    "NEEDS_PRICES",
     "PLAN_FILE",
     "Cluster",
     "Law",
@@ -17,6 +18,7 @@ __all__ = [
     "Memory",
     "Plan",
     "Prediction",
+    "Purpose",
     "Ranked",
     "duration",
     "fit_law",

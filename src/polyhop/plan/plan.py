@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from decimal import ROUND_CEILING, Decimal
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,32 @@ from polyhop.errors import ConfigError
 from polyhop.plan.prediction import Prediction
 from polyhop.plan.search import Limits, Ranked, duration, rank, size
 
-__all__ = ["PLAN_FILE", "Plan", "make_plan", "read_plan"]
+__all__ = ["PLAN_FILE", "Plan", "Purpose", "make_plan", "read_plan"]
 
 PLAN_FILE = "plan.json"
-_VERSION = 2
+_VERSION = 3
+
+
+@dataclass(frozen=True)
+class Purpose:
+    """What a plan is for: this model on this graph, in these mini-batches."""
+
+    graph: str
+    num_nodes: int
+    num_edges: int
+    model: str
+    num_layers: int
+    hidden: int | None  # None: the model does not say
+    num_neighbors: tuple[int, ...] | None  # None: the full graph
+    batch_size: int | None = None  # of mini-batches
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, given: Mapping[str, Any]) -> Purpose:
+        fan_outs = given["num_neighbors"]
+        return cls(**{**given, "num_neighbors": None if fan_outs is None else tuple(fan_outs)})
 
 
 @dataclass(frozen=True)
@@ -30,6 +53,7 @@ class Plan:
     alone: Prediction | None = None  # one process with all cores of a host
     asked: str = "auto"  # the strategy that was asked for
     partitioner: str | None = None  # that made the parts; None: whatever there is
+    purpose: Purpose | None = None  # None: not said
 
     @property
     def chosen(self) -> Prediction:
@@ -94,11 +118,10 @@ class Plan:
         if best.memory.host > limits.host_bytes:
             found.append(f"hosts with {_rounded(best.memory.host)} for each rank, or more of them")
         if best.epoch_s * limits.num_epochs > limits.seconds:
-            found.append(
-                f"give {duration(best.epoch_s * limits.num_epochs)} for {limits.num_epochs} epochs, or fewer epochs"
-            )
+            least_s = _up(best.epoch_s * limits.num_epochs)
+            found.append(f"give --deadline {least_s} for {limits.num_epochs} epochs, or fewer epochs")
         if best.dollars is not None and best.dollars * limits.num_epochs > limits.dollars:
-            found.append(f"give --budget {best.dollars * limits.num_epochs:.2f}, or fewer epochs")
+            found.append(f"give --budget {_up(best.dollars * limits.num_epochs)}, or fewer epochs")
         allowed = [each.prediction for each in self.ranked if each.why_not == ("approximate",)]
         if allowed and not limits.allows_approximate:
             best = min(allowed, key=lambda each: each.epoch_s)
@@ -120,18 +143,14 @@ class Plan:
             "workers": self.num_ranks,
             "asked": self.asked,
             "partitioner": self.partitioner,
-            "strategy": self.chosen.strategy,
-            "options": dict(self.chosen.options),
+            "purpose": None if self.purpose is None else self.purpose.to_json(),
             "fits": self.fits,
             "why": list(self.why),
             "advice": self.advice,
             "limits": limits,
             "assumed": [list(each) for each in self.assumed],
-            "chosen": self.chosen.to_json(),
-            "ranked": [
-                each.prediction.to_json() | {"why_not": list(each.why_not), "has_room": each.has_room}
-                for each in self.ranked
-            ],
+            "chosen": _told(self.ranked[0]),
+            "others": [_told(each) for each in self.ranked[1:]],
             "alone": None if self.alone is None else self.alone.to_json(),
         }
 
@@ -143,7 +162,7 @@ class Plan:
         return cls(
             tuple(
                 Ranked(Prediction.from_json(each), tuple(each["why_not"]), each["has_room"])
-                for each in given["ranked"]
+                for each in [given["chosen"], *given["others"]]
             ),
             given["workers"],
             Limits(**limits),
@@ -151,6 +170,7 @@ class Plan:
             None if given["alone"] is None else Prediction.from_json(given["alone"]),
             given["asked"],
             given["partitioner"],
+            None if given["purpose"] is None else Purpose.from_json(given["purpose"]),
         )
 
 
@@ -162,6 +182,7 @@ def make_plan(
     asked: str = "auto",
     assumed: Sequence[tuple[str, str]] = (),
     alone: Prediction | None = None,
+    purpose: Purpose | None = None,
 ) -> Plan:
     """The plan that follows; ``asked``: a strategy, whose ways come first whatever others would take."""
     order = rank(predictions, limits)
@@ -173,20 +194,37 @@ def make_plan(
                 f"strategy {asked!r} cannot train this model so on {num_ranks} ranks; these can: {known}"
             )
         order = wanted + [each for each in order if each.prediction.strategy != asked]
-    return Plan(tuple(order), num_ranks, limits, tuple(assumed), alone, asked)
+    return Plan(tuple(order), num_ranks, limits, tuple(assumed), alone, asked, purpose=purpose)
 
 
 def read_plan(path: Path) -> Plan:
     """A plan that was saved; ConfigError if it is none."""
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
-        if about["version"] != _VERSION:
-            raise ConfigError(
-                f"{path}: a plan of version {about['version']}, this is {_VERSION}: make it again"
-            )
-        return Plan.from_json(about)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        version = about["version"]
+        if version == _VERSION:
+            return _checked(Plan.from_json(about))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         raise ConfigError(f"{path}: not a plan of 'polyhop plan --out' ({error})") from error
+    raise ConfigError(
+        f"{path}: a plan of version {version}, expected {_VERSION} ('polyhop plan --out' makes one)"
+    )
+
+
+def _checked(plan: Plan) -> Plan:
+    """Raises what saying it would raise: a value of a wrong kind is found before a run begins."""
+    if type(plan.num_ranks) is not int or plan.num_ranks < 1:
+        raise ValueError(f"workers {plan.num_ranks!r}")
+    for each in plan.ranked:
+        if not isinstance(each.prediction.options, dict) or not isinstance(each.prediction.strategy, str):
+            raise TypeError(f"a way {each.prediction.strategy!r} with options {each.prediction.options!r}")
+        plan.limits.broken(each.prediction)
+    json.dumps(plan.to_json())
+    return plan
+
+
+def _told(each: Ranked) -> dict[str, Any]:
+    return each.prediction.to_json() | {"why_not": list(each.why_not), "has_room": each.has_room}
 
 
 def _finite(value: float) -> float | None:
@@ -195,4 +233,12 @@ def _finite(value: float) -> float | None:
 
 def _rounded(num_bytes: float) -> str:
     """``13GB``: as the option takes it, rounded up."""
-    return f"{math.ceil(num_bytes / 1e9)}GB" if num_bytes >= 2e9 else f"{math.ceil(num_bytes / 1e8) * 100}MB"
+    unit, one = ("GB", 10**9) if num_bytes >= 1e9 else ("MB", 10**6)
+    return f"{_up(num_bytes, one)}{unit}"
+
+
+def _up(value: float, one: int = 1) -> str:
+    """In units of ``one``, three digits that count, rounded up: given as an option, it is enough."""
+    exact = Decimal(repr(float(value)))
+    step = Decimal(1).scaleb(exact.adjusted() - 2)
+    return f"{((exact / step).to_integral_value(ROUND_CEILING) * step / one).normalize():f}"

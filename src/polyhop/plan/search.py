@@ -7,15 +7,22 @@ an exact one that is as fast is preferred. Of two that are as good as equal the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from polyhop.errors import ConfigError
 from polyhop.plan.prediction import Prediction
 
-__all__ = ["NEAR", "Limits", "Ranked", "duration", "rank", "size"]
+__all__ = ["NEAR", "NEEDS_PRICES", "Limits", "Ranked", "duration", "rank", "size"]
 
+NEEDS_PRICES = (
+    "--budget needs prices: what these hosts cost is not known; give --cluster with dollars_per_hour, or leave the budget "
+    "out"
+)
 NEAR = 1.02  # times the best: as good
+
+_MOST_DIGITS = 17  # that tell two numbers apart
+_OPTIONS = {"memory_bytes": "--memory", "dollars": "--budget", "seconds": "--deadline"}
 
 
 @dataclass(frozen=True)
@@ -32,23 +39,34 @@ class Limits:
     seconds: float = math.inf  # of the whole run
     num_epochs: int = 1
 
+    def __post_init__(self) -> None:
+        for name in ("memory_bytes", "device_bytes", "host_bytes", "dollars", "seconds", "num_epochs"):
+            value = getattr(self, name)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not value > 0:
+                told = f"{_OPTIONS[name]} {value}" if name in _OPTIONS else f"{name}={value!r}"
+                raise ConfigError(f"{told}: expected a number above 0; leave it out for no limit")
+
     def broken(self, given: Prediction) -> list[str]:
         """What a prediction does not keep, in words; nothing: it fits."""
         found = []
         if not given.is_exact and not self.allows_approximate:
             found.append("approximate")
         if given.memory.needed > self.memory_bytes:
-            found.append(f"needs {size(given.memory.needed)} a rank, {size(self.memory_bytes)} given")
+            needed, here = _apart(size, given.memory.needed, self.memory_bytes)
+            found.append(f"needs {needed} a rank, {here} given")
         if given.memory.needed > self.device_bytes:
-            found.append(f"needs {size(given.memory.needed)} a rank, which has {size(self.device_bytes)}")
+            needed, here = _apart(size, given.memory.needed, self.device_bytes)
+            found.append(f"needs {needed} a rank, which has {here}")
         if given.memory.host > self.host_bytes:
-            found.append(
-                f"needs {size(given.memory.host)} of the host a rank, {size(self.host_bytes)} are there"
-            )
+            needed, here = _apart(size, given.memory.host, self.host_bytes)
+            found.append(f"needs {needed} of the host a rank, {here} are there")
         if given.dollars is not None and given.dollars * self.num_epochs > self.dollars:
-            found.append(f"costs ${given.dollars * self.num_epochs:.2f}, ${self.dollars:.2f} given")
+            needed, here = _apart(_money, given.dollars * self.num_epochs, self.dollars)
+            found.append(f"costs {needed}, {here} given")
         if given.epoch_s * self.num_epochs > self.seconds:
-            found.append(f"takes {duration(given.epoch_s * self.num_epochs)}, {duration(self.seconds)} given")
+            needed, here = _apart(duration, given.epoch_s * self.num_epochs, self.seconds)
+            found.append(f"takes {needed}, {here} given")
         return found
 
     def has_room(self, given: Prediction) -> bool:
@@ -79,10 +97,12 @@ class Ranked:
 
 
 def rank(predictions: Iterable[Prediction], limits: Limits) -> list[Ranked]:
-    """Those that fit first, each group by time. ConfigError if there are none at all."""
+    """Those that fit first, each group by time. ConfigError if there are none at all, or money counts and prices lack."""
     found = [Ranked(each, tuple(limits.broken(each)), limits.has_room(each)) for each in predictions]
     if not found:
         raise ConfigError("no strategy can train this model on this graph with these options")
+    if math.isfinite(limits.dollars) and any(each.prediction.dollars is None for each in found):
+        raise ConfigError(NEEDS_PRICES)
     fitting = sorted((each for each in found if each.fits), key=lambda each: each.prediction.epoch_s)
     others = sorted((each for each in found if not each.fits), key=lambda each: _distance(each, limits))
     return _preferred(fitting) + others
@@ -103,21 +123,34 @@ def _distance(each: Ranked, limits: Limits) -> tuple[bool, float, float]:
     return not is_allowed, max(1.0, limits.excess(each.prediction)), each.prediction.epoch_s
 
 
-def size(num_bytes: float) -> str:
-    """``1.2 GB``."""
+def size(num_bytes: float, digits: int = 2) -> str:
+    """``1.2 GB``; ``digits``: as many at least."""
     for unit, one in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if num_bytes >= one:
-            value = num_bytes / one
-            return f"{value:.1f} {unit}" if value < 10 else f"{value:.0f} {unit}"
+            return f"{_with(num_bytes / one, digits)} {unit}"
     return f"{num_bytes:.0f} B" if math.isfinite(num_bytes) else "no limit"
 
 
-def duration(seconds: float) -> str:
-    """``1.2 s``, ``35 ms``, ``2 h 10 min``."""
-    if seconds >= 5400:
+def duration(seconds: float, digits: int = 2) -> str:
+    """``1.2 s``, ``35 ms``, ``2 h 10 min``; with more ``digits`` in seconds."""
+    if seconds >= 5400 and digits == 2:
         return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60)} min"
-    if seconds >= 120:
+    if seconds >= 120 and digits == 2:
         return f"{seconds / 60:.1f} min"
-    if seconds >= 1:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    return f"{1000 * seconds:.3g} ms"
+    return f"{_with(seconds, digits)} s" if seconds >= 1 else f"{1000 * seconds:.{max(3, digits)}g} ms"
+
+
+def _money(dollars: float, digits: int = 2) -> str:
+    """``$12.30``, ``$0.0205``."""
+    return f"${dollars:.{max(2, digits - math.floor(math.log10(dollars)))}f}"
+
+
+def _with(value: float, digits: int) -> str:
+    """Of 1 or more, with so many digits and all before the point."""
+    return f"{value:.{max(0, digits - len(str(int(value))))}f}"
+
+
+def _apart(shown: Callable[[float, int], str], first: float, second: float) -> tuple[str, str]:
+    """Both with as many digits as show that they differ."""
+    found = ((shown(first, digits), shown(second, digits)) for digits in range(2, _MOST_DIGITS))
+    return next((each for each in found if each[0] != each[1]), (repr(first), repr(second)))

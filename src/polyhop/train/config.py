@@ -395,4 +395,4 @@ def parse_bytes(given: int | str, name: str = "memory") -> int:
         raise ConfigError(f"{name}={given!r}: expected bytes, as a number or such as '500MB' or '2GiB'")
     unit = match[2].upper()
     scale = _BINARY_UNITS[unit] if match[3] and unit else _UNITS[unit]
-    return int(float(match[1]) * scale)
+    return round(float(match[1]) * scale)

@@ -27,7 +27,7 @@ def test_every_measure_has_its_counterpart(make_run: Any) -> None:
     plan = {
         "version": 1,
         "chosen": CHOSEN,
-        "ranked": [CHOSEN],
+        "others": [CHOSEN],
         "why": ["fewest bytes"],
         "assumed": [["links", "alike"]],
     }
@@ -51,9 +51,9 @@ def test_every_measure_has_its_counterpart(make_run: Any) -> None:
     [(None, None), ("too slow", "too slow"), ([], None), (["too slow", "too large"], "too slow; too large")],
 )
 def test_why_another_way_was_not_chosen(given: Any, told: str | None) -> None:
-    found = prediction({"chosen": {}, "ranked": [{"name": "data", "why_not": given}]}, {})
+    found = prediction({"chosen": {}, "others": [{"name": "data", "why_not": given}]}, {})
     assert found is not None
-    assert found["ranked"][0]["why_not"] == told
+    assert found["ranked"][1]["why_not"] == told
 
 
 @pytest.mark.parametrize("plan", [None, {}, {"chosen": None}, {"chosen": "halo"}])
@@ -67,7 +67,7 @@ def test_no_plan_no_section(plan: Any) -> None:
     ids=["empty", "odd", "zero"],
 )
 def test_a_plan_that_says_little(chosen: dict[str, Any]) -> None:
-    found = prediction({"chosen": chosen, "why": "because", "ranked": [3], "assumed": {"a": 1}}, {})
+    found = prediction({"chosen": chosen, "why": "because", "others": [3], "assumed": {"a": 1}}, {})
     assert found is not None
     assert all(row["ratio"] is None for row in found["rows"])
     assert (found["why"], found["ranked"], found["assumed"]) == ([], [], [])

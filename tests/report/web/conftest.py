@@ -71,4 +71,4 @@ def _add_to_first(run: Path, made: SimpleNamespace) -> None:
     cut = {"num_parts": 2, "cut": 0.25, "chance_cut": 0.5, "halo": 0.1, "replication": 1.1}
     (run / "partition.json").write_text(json.dumps({**cut, **balance, "parts": parts}))
     chosen = {"name": "halo", "epoch_s": 1.0, "bytes": {"hidden": 300}}
-    (run / "plan.json").write_text(json.dumps({"chosen": chosen, "why": ["it is fast"], "ranked": []}))
+    (run / "plan.json").write_text(json.dumps({"chosen": chosen, "why": ["it is fast"], "others": []}))

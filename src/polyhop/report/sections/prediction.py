@@ -13,6 +13,7 @@ def prediction(plan: Mapping[str, Any] | None, measured: Mapping[str, Any]) -> d
     chosen = plan.get("chosen") if plan is not None else None
     if plan is None or not isinstance(chosen, dict):
         return None
+    others = [each for each in _list(plan.get("others")) if isinstance(each, dict)]
     rows = [
         *_seconds(chosen, measured),
         *_memory(chosen, measured),
@@ -20,10 +21,10 @@ def prediction(plan: Mapping[str, Any] | None, measured: Mapping[str, Any]) -> d
         *_dollars(chosen, measured),
     ]
     return {
-        "name": str(chosen.get("name") or chosen.get("strategy") or plan.get("strategy") or "plan"),
+        "name": str(chosen.get("name") or chosen.get("strategy") or "plan"),
         "rows": [row | {"ratio": _ratio(row)} for row in rows],
         "why": [str(line) for name in ("why", "advice") for line in _list(plan.get(name))],
-        "ranked": [_candidate(each) for each in _list(plan.get("ranked")) if isinstance(each, dict)],
+        "ranked": [_candidate(each) for each in ([chosen, *others] if others else [])],
         "assumed": [[str(word) for word in _list(each)] for each in _list(plan.get("assumed"))],
     }
 
