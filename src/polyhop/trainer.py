@@ -81,7 +81,9 @@ class Trainer(Config):
             return self._fit(model, graph, line, None)
         kept, why_not = self._kept_plan(line)
         if kept is not None and kept.num_ranks != _num_ranks(line):
-            return self._fit_elsewhere(kept, model, graph, line)
+            if kept.asked == "auto":
+                return self._fit_elsewhere(kept, model, graph, line)
+            kept = None  # a strategy that was given for other ranks was chosen by nobody for these
         if why_not and self._is_told(line):
             _say(f"{why_not}: planned anew")
         made = kept or self._made_plan(model, graph, line)
