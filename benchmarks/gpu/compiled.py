@@ -364,7 +364,7 @@ def _aggregation(is_quick: bool) -> Iterator[Case]:
 
     from polyhop.kernels.triton import spmm
 
-    block = _graph()
+    block = _graph(32, 16)  # no list is short, none is cut
     factors = {
         "sum": {},
         "weighted": {"edge_weight": torch.rand(block.num_edges)},
@@ -400,7 +400,7 @@ def _aggregation(is_quick: bool) -> Iterator[Case]:
                 block.indptr, block.indices, h, torch.empty(block.num_dst, h.shape[1], dtype=h.dtype), **given
             )
 
-        size, shape = h.element_size(), spmm._shape(width, h.element_size())
+        size, shape = h.element_size(), spmm._shape(width, h.element_size(), EDGES / NODES)
         turns = NODES * (EDGES / NODES / (shape["T"] * shape["A"]) + MEAN_TAIL)
         moved = EDGES * (width * size + 4 + 4 * (kind in ("weighted", "all"))) + NODES * (width * size + 8)
         yield Case(f"spmm {kind} {_short(dtype)} {width}", run, NODES / block.num_dst, turns, moved)

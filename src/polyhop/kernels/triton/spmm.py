@@ -29,6 +29,7 @@ H200 such a factor takes 1.4 to 2.5 ms for 123.7 M edges and 512 bytes of their 
 _LINE = 128  # bytes of a row that lie beside each other in a warp's read; its other threads read other edges' rows
 _TURN = 4096  # bytes that a warp reads at a time: 14.0 ms and 15.4 scaled for 123.7 M edges on an H200; 8192: 14.0 and 16.2
 _EDGES = 16  # edges at a time at most, of narrow rows (counted, not timed)
+_SHORT = 16  # edges of a list: with fewer, adding up its sides takes more than each edge saves (counted, not timed)
 _NEAR = 2**31  # values that 32 bits number: a row's place is then one multiplication
 _PIECES = 8  # sums of pieces that are read at a time
 
@@ -195,13 +196,15 @@ def _long_lists(
             )  # fmt: skip
 
 
-def _shape(width: int, size: int) -> dict[str, int]:
-    """How a warp lies over rows of ``width`` values of ``size`` bytes."""
+def _shape(width: int, size: int, degree: float) -> dict[str, int]:
+    """How a warp lies over rows of ``width`` values of ``size`` bytes; lists have ``degree`` edges on average."""
+    is_short = degree < _SHORT
     V = gcd(width, 16 // size)
-    L = min(_LINE // (V * size), 32, triton.next_power_of_2(triton.cdiv(width, V)))
+    line, edges = (_BYTES, 4) if is_short else (_LINE, _EDGES)
+    L = min(line // (V * size), 32, triton.next_power_of_2(triton.cdiv(width, V)))
     K = min(triton.next_power_of_2(triton.cdiv(width, L * V)), max(1, _BYTES // (L * V * size)))
     A = 32 // L
-    return {"T": max(1, min(_TURN // (32 * K * V * size), _EDGES // A, 8)), "A": A, "K": K, "L": L, "V": V}
+    return {"T": max(1, min(_TURN // (32 * K * V * size), edges // A, 8)), "A": A, "K": K, "L": L, "V": V}
 
 
 def spmm(
@@ -238,7 +241,7 @@ def spmm(
         h = torch.mul(h, src_scale[:, None], out=h if in_place else torch.empty_like(h))
         src_scale = None
     unit = next(u for u in (16, 8, 4, 2, 1) if width % u == 0)
-    shape = _shape(width, h.element_size())
+    shape = _shape(width, h.element_size(), indices.numel() / num_dst)
     across = shape["K"] * shape["L"] * shape["V"]
     blocks = triton.cdiv(width, across)
     sums = torch.empty(cut.most, width, dtype=total, device=h.device)
