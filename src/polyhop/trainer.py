@@ -169,6 +169,7 @@ class Trainer(Config):
     ) -> Plan:
         check_model(model, graph)
         placement = place(self.device, self.precision)
+        placement.make_current()
         model.to(placement.device, placement.dtype)
         tell = _say if self._is_told(line) else lambda text: None
         options = PlanOptions(self._limits, tell=tell, is_given=is_given)
@@ -204,6 +205,7 @@ class Trainer(Config):
         task = Task.of(graph, _LOSSES, metrics.METRICS, self.metric, metrics.COUNTS)
         check_model(model, graph)
         placement = place(self.device, self.precision)
+        placement.make_current()
         model.to(placement.device, placement.dtype)
         strategy = strategies.find(self.strategy)
         options = strategy.Config(**{f.name: getattr(self, f.name) for f in fields(strategy.Config)})
@@ -336,6 +338,7 @@ class Trainer(Config):
         graph = in_feature_store(graph, self.feature_store)
         check_model(model, graph)
         placement = place(self.device, self.precision)
+        placement.make_current()
         model.to(placement.device, placement.dtype)
         memory = evaluate.DEFAULT_MEMORY_BYTES if self.memory is None else parse_bytes(self.memory)
         strategy = strategies.find(self.strategy)

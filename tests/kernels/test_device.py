@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -29,6 +31,21 @@ def test_triton_mode_never_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "_missing", lambda: ": the package triton is not installed")
     with pytest.raises(KernelError, match="the package triton is not installed"):
         device.serves(torch.ones(1))
+
+
+def test_kernels_are_launched_where_the_tensors_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton launches on the current device, whatever it is given."""
+    second: Any = SimpleNamespace(is_cuda=True, device=torch.device("cuda", 1), dtype=torch.int64)
+    second.is_floating_point = lambda: False
+    monkeypatch.setenv("POLYHOP_KERNELS", "auto")
+    monkeypatch.setattr(device, "_missing", lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    assert device.serves(second, None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    with pytest.raises(
+        KernelError, match=r"on cuda:1, and the current device is cuda:0: call torch\.cuda\.set_device\(1\)"
+    ):
+        device.serves(second)
 
 
 def test_work_in_memory_imports_no_triton() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +17,9 @@ from polyhop.kernels import transpose
 from polyhop.kernels.sample import has_device_kernel
 from polyhop.nn import GraphSAGE
 from polyhop.sample import Loaded, NeighborLoader, loader
-from polyhop.strategies import Placement, single
+from polyhop.strategies import Placement, WholeGraph, single
 from polyhop.strategies.placed import Placed, place_graph
+from polyhop.train.loss import cross_entropy_sum
 from polyhop.trainer import Trainer
 
 MakeGraph = Callable[..., Graph]
@@ -102,7 +104,7 @@ def test_what_a_device_cannot_hold(make_graph: MakeGraph, tmp_path: Path) -> Non
     mapped = replace(graph, x=DenseFeatures(graph.x.all(), is_mapped=True))
     assert placed(mapped) is None
     lists = 8 * 201 + graph.indices.numel() * graph.indices.element_size() + 8 * 200
-    some = placed(graph, room=lists + 8 * 200 + 50 * 4 * graph.num_features)
+    some = placed(graph, room=lists + 20 * 200 + 50 * 4 * graph.num_features)
     assert some is not None
     assert some.num_hot == 50, "what the lists leave"
     assert "50 of 200 input rows" in some.note
@@ -225,3 +227,28 @@ def test_a_failed_draw_is_told_where_it_is_waited_for(make_graph: MakeGraph) -> 
     short = replace(graph, x=DenseFeatures(graph.x.all()[:100]))
     with pytest.raises(Exception, match="outside the 100 stored rows"):
         batches(short, CPU)
+
+
+def test_a_closed_step_keeps_no_graph(make_graph: MakeGraph) -> None:
+    """Whoever still refers to it: what a device holds is not left to a collector that knows nothing of its memory."""
+    graph = make_graph(200)
+    assert graph.split is not None
+    model = GraphSAGE(graph.num_features, 8, num_layers=2, out_channels=graph.num_classes)
+    step = single.build(
+        model, graph, single.Config(FAN_OUTS), train_ids=graph.split.train, whole=WholeGraph(graph, Placement(CPU)),
+        loss=cross_entropy_sum,
+    )  # fmt: skip
+    held = weakref.ref(step._loader)
+    assert step.num_steps == 1
+    step.close()
+    assert held() is None
+    with pytest.raises(AssertionError, match="the step is closed"):
+        step.batches(0)
+
+
+def test_the_device_of_a_run_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", asked.append)
+    Placement(CPU).make_current()
+    Placement(torch.device("cuda", 1)).make_current()
+    assert asked == [torch.device("cuda", 1)]

@@ -120,7 +120,9 @@ class _OnDevice(torch.autograd.Function):
 
         ctx.block, ctx.slope, ctx.loop = block, float(options["negative_slope"]), bool(options["self_loop"])
         keys = _keys(options, x.shape[1])
-        ctx.keys = None if keys is None else keys.to(x.device)
+        if keys is not None and x.is_cuda:  # from pinned memory, whose copies nobody waits for
+            keys = keys.pin_memory().to(x.device, non_blocking=True)
+        ctx.keys = keys
         ctx.threshold = reference.threshold(options["dropout_p"])
         trains = any(ctx.needs_input_grad)
         out, kept = run(block, x, a_src, a_dst, ctx.keys, ctx.threshold, ctx.slope, ctx.loop, trains)

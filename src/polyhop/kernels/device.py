@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Iterable
 from functools import cache
 from importlib.util import find_spec
 
@@ -41,6 +42,7 @@ def serves(*tensors: Tensor | None, dtypes: tuple[torch.dtype, ...] = FLOATS) ->
     )
     reason = _missing()
     if is_served and reason is None:
+        _check_current(given)
         return True
     if mode == "triton":
         kinds = ", ".join(f"{t.dtype} on {t.device}" for t in given)
@@ -48,6 +50,16 @@ def serves(*tensors: Tensor | None, dtypes: tuple[torch.dtype, ...] = FLOATS) ->
     if reason is not None:
         _warn_once(reason)
     return False
+
+
+def _check_current(given: Iterable[Tensor]) -> None:
+    """KernelError unless kernels will be launched where the tensors are."""
+    for t in given:
+        if t.is_cuda and t.device.index != torch.cuda.current_device():
+            raise KernelError(
+                f"tensors are on {t.device}, and the current device is cuda:{torch.cuda.current_device()}: call "
+                f"torch.cuda.set_device({t.device.index}) first, or compute inside torch.cuda.device({t.device.index})"
+            )
 
 
 def runs_on(tensor: Tensor) -> bool:

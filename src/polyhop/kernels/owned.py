@@ -33,22 +33,24 @@ class Owned:
 
     def measure(self, device: torch.device | str = "cpu") -> None:
         """Once, before the first question: how an unshared gradient looks. Never owned if a held one looks the same."""
-        kind = torch.device(device).type
-        if kind in self._measured:
+        where = torch.device(device)
+        if where.type in self._measured:
             return
-        self._measured.add(kind)
+        self._measured.add(where.type)
         # In a thread of its own: grad mode, hooks on saved tensors and the like are the calling thread's.
-        thread = threading.Thread(target=self._measure, args=(kind,))
+        thread = threading.Thread(target=self._measure, args=(where,))
         thread.start()
         thread.join()
 
-    def _measure(self, kind: str) -> None:
+    def _measure(self, where: torch.device) -> None:
         if not hasattr(torch.Tensor, "_use_count") or not hasattr(torch._C, "_storage_Use_Count"):
             return
         seen = self._seen = []
+        if where.type == "cuda":  # a new thread's is the first one
+            torch.cuda.set_device(where)
         try:
             for is_held in (False, True):
-                leaf = torch.ones(2, 2, dtype=torch.float32, device=kind, requires_grad=True)
+                leaf = torch.ones(2, 2, dtype=torch.float32, device=where, requires_grad=True)
                 held: list[Tensor] = []
                 out = self._apply(leaf * 1)
                 if is_held:
@@ -57,7 +59,7 @@ class Owned:
         finally:
             self._seen = None
         if len(seen) == 2 and seen[0] != seen[1]:
-            self._alone[kind] = seen[0]
+            self._alone[where.type] = seen[0]
 
     def __call__(self, grad: Tensor) -> bool:
         if grad.device.type not in self._alone and self._seen is None:

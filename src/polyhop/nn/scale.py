@@ -173,7 +173,9 @@ def _total(block: Block, dtype: torch.dtype) -> Tensor:
 
 def _edge_destinations(block: Block) -> Tensor:
     """int64 [E]: destination 0 .. D-1 of each edge."""
-    return torch.repeat_interleave(torch.arange(block.num_dst, device=block.device), block.drawn)
+    return torch.repeat_interleave(
+        torch.arange(block.num_dst, device=block.device), block.drawn, output_size=block.num_edges
+    )
 
 
 def _without_loops(block: Block, dtype: torch.dtype, fill: float) -> GcnScales:

@@ -24,9 +24,12 @@ class Lane:
 
     def __init__(self, device: torch.device, ahead: int = 8) -> None:
         """``ahead``: results handed over that the device has not come to, at most, once ``keep_step`` was called."""
-        self.device, self._ahead = device, ahead
+        self._ahead = ahead
         self._handed: deque[torch.cuda.Event] = deque()
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self.device = (
+            device if self._stream is None else self._stream.device
+        )  # which one, where cuda alone was said
 
     def follow(self) -> None:
         """What is launched here from now on comes after all that the caller's stream was given so far."""

@@ -20,6 +20,10 @@ from polyhop.sample.inclusion import inclusion
 
 __all__ = ["Placed", "place_graph"]
 
+# Bytes a node on the device, beside lists and rows.
+_OF_A_NODE = 20  # where a draw has seen it, its degree, where its row lies
+_OF_WEIGHTS = 12  # sums of its in-edges, its loop
+
 
 @dataclass(frozen=True, eq=False)
 class Placed:
@@ -58,7 +62,8 @@ def place_graph(
     that do not fit. ``cache``: bytes for input rows, at most what the lists leave of the room; None = all of that.
     """
     lists = sum(_size(t) for t in (graph.indptr, graph.indices, graph.y, graph.edge_weight))
-    left = room - lists - 8 * graph.num_nodes  # a table of rows for the draws, facts of nodes
+    weighted = 0 if graph.edge_weight is None else _OF_WEIGHTS
+    left = room - lists - (_OF_A_NODE + weighted) * graph.num_nodes
     if left < 0:
         return None
     left = left if cache is None else min(left, cache)

@@ -221,16 +221,26 @@ class _MiniBatch(_Stateless):
         inputs: AggregatedInputs | None,
         notes: list[str],
     ) -> None:
-        self._forward, self._loader, self._loss = forward_of(model), loader, loss
+        self._forward, self._loss = forward_of(model), loss
+        self._loader: NeighborLoader | None = loader
         self._inputs, self.notes = inputs, notes
         self._placement, self._terms_per_row = whole.placement, terms_per_row
 
     @property
     def num_steps(self) -> int:
-        return len(self._loader)
+        return len(self._open)
+
+    @property
+    def _open(self) -> NeighborLoader:
+        assert self._loader is not None, "the step is closed"
+        return self._loader
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:
-        return self._loader.batches(epoch, start)
+        return self._open.batches(epoch, start)
+
+    def close(self) -> None:
+        """Let go of the graph, which may fill half of a device, whoever still refers to the step."""
+        self._loader = None
 
     def gradients(self, batch: Loaded, key: Key) -> Tensor:
         assert batch.x is not None, "the trainer checks that features are there"

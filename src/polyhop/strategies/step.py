@@ -117,6 +117,11 @@ class Placement:
     dtype: torch.dtype = torch.float32  # of parameters and input rows
     autocast: torch.dtype | None = None  # of matrix products, where it differs
 
+    def make_current(self) -> None:
+        """Kernels are launched on the calling thread's current device, whichever their tensors are on."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+
     def context(self) -> AbstractContextManager[Any]:
         """Run a forward pass inside this."""
         if self.autocast is None:
