@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import select
 import signal
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +104,54 @@ def test_what_is_no_run(polyhop: Polyhop, name: str, said: str) -> None:
     assert shown.code == 1
     assert said in shown.err
     assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--no-html --out a.html", "--out names a page, and --no-html makes none: leave one of them out"),
+        ("--json --no-html --out a.html", "--out names a page, and --no-html makes none"),
+        ("--port 99", "--port is of the server that --serve starts: give both, or leave it out"),
+        ("--port 8642", "--port is of the server"),
+        ("--host 0.0.0.0 --json", "--host is of the server"),
+        ("--serve --out a.html", "--out is not used with --serve, which only answers a browser"),
+        ("--serve --no-html", "--no-html is not used with --serve"),
+        ("--serve --json", "--json is not used with --serve"),
+        ("--serve --trace t.json", "--trace is not used with --serve"),
+        ("--serve --tensorboard board", "--tensorboard is not used with --serve"),
+    ],
+)
+def test_options_that_would_not_be_used(
+    polyhop: Polyhop, monkeypatch: pytest.MonkeyPatch, options: str, said: str
+) -> None:
+    """Said before the runs are looked at."""
+    monkeypatch.setattr("polyhop.cli.report._serve", lambda *given: None)  # where it is not refused
+    shown = polyhop("report", "nowhere", *options.split())
+    assert shown.code == 1
+    assert said in shown.err
+    assert list(Path().iterdir()) == []
+
+
+def test_json_and_a_page(polyhop: Polyhop, run: Path) -> None:
+    """Both are made, also into a pipe."""
+    pytest.importorskip("plotly")
+    os.mkfifo("pipe")
+    with ThreadPoolExecutor(1) as reader:
+        got = reader.submit(_read_pipe, Path("pipe"))
+        shown = polyhop("report", run, "--json", "--out", "pipe")
+        assert got.result(60).startswith("<!doctype html>")
+    assert shown.json["runs"]
+    assert re.search(r"page: pipe \([1-9]\.\d MB\)", shown.err)
+    assert Path("pipe").is_fifo()
+
+
+def _read_pipe(pipe: Path) -> str:
+    """All that is written to it; nothing where a file takes its place, instead of waiting for ever."""
+    handle = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with open(handle, encoding="utf-8") as file:
+        is_there = select.select([file], [], [], 50)[0]
+        os.set_blocking(handle, True)
+        return file.read() if is_there else ""
 
 
 def test_a_run_that_was_killed(polyhop: Polyhop, run: Path) -> None:

@@ -66,6 +66,16 @@ def test_what_is_new_is_told(make_run: Any, made: SimpleNamespace) -> None:
         assert json.loads(body)["runs"][0]["lengths"]["count"] == 6
 
 
+def test_files_that_come_and_go_are_no_news(make_run: Any) -> None:
+    run = make_run()
+    with served(run) as server:
+        _, headers, _ = ask(server, "/data.json")
+        server._live._took_s = 0.0  # no rest for the test
+        (run / ".tmp-result.json").write_text("{")
+        (run / "gone.json").symlink_to(run / "nowhere")  # listed, and not there once it is looked at
+        assert ask(server, "/data.json", If_None_Match=headers["ETag"])[0] == 304
+
+
 @pytest.mark.parametrize(
     "path",
     [

@@ -17,9 +17,18 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 _PAGE = "report.html"
+_OF_FILES = {
+    "out": "--out",
+    "no_html": "--no-html",
+    "as_json": "--json",
+    "trace": "--trace",
+    "tensorboard": "--tensorboard",
+}
+_OF_SERVER = {"host": "--host", "port": "--port"}
 
 
 def command(
+    context: typer.Context,
     runs: Annotated[
         list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.", show_default=False)
     ],
@@ -56,6 +65,7 @@ def command(
       polyhop report runs/mine --trace trace.json.gz --no-html
       polyhop report --serve runs/mine               the page, live
     """
+    _check_used(context)
     if serve:
         _serve(runs, host, port)
         return
@@ -75,6 +85,26 @@ def command(
     _export(runs, explainer, document, trace, tensorboard)
     if not no_html and (out is not None or not as_json):
         _write_page(document, out, runs)
+
+
+def _check_used(context: typer.Context) -> None:
+    """ConfigError for options on the command line of which one would not be used."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+    if "serve" in given:
+        for name in _OF_FILES:
+            if name in given:
+                raise ConfigError(
+                    f"{_OF_FILES[name]} is not used with --serve, which only answers a browser: leave one of them out"
+                )
+    else:
+        for name in _OF_SERVER:
+            if name in given:
+                raise ConfigError(
+                    f"{_OF_SERVER[name]} is of the server that --serve starts: give both, or leave it out"
+                )
+    if {"out", "no_html"} <= given:
+        raise ConfigError("--out names a page, and --no-html makes none: leave one of them out")
 
 
 def _export(
@@ -99,15 +129,15 @@ def _write_page(document: dict[str, Any], out: Path | None, runs: list[Path]) ->
 
     path = out or (runs[0] / _PAGE if len(runs) == 1 else Path(_PAGE))
     try:
-        text = page(document, plain(document, ascii=True))
+        data = page(document, plain(document, ascii=True)).encode()
     except UnsupportedError as error:
         if out is not None:
             raise
         console.say(f"no page: {error}")
         return
     with whole_file(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-    console.say(f"page: {path} ({path.stat().st_size / 1e6:.1f} MB)")
+        temporary.write_bytes(data)
+    console.say(f"page: {path} ({len(data) / 1e6:.1f} MB)")  # a pipe has no size
 
 
 def _serve(runs: list[Path], host: str, port: int) -> None:

@@ -12,6 +12,7 @@ import html
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -88,8 +89,11 @@ class _Live:
         told = []
         for run in self._runs:
             for path in sorted(run.glob("*.json*")):
-                stat = path.stat()
-                told.append((path.name, stat.st_size, stat.st_mtime_ns, time.time() - stat.st_mtime < 60))
+                if path.name.startswith(".tmp-"):
+                    continue  # not yet complete
+                with suppress(FileNotFoundError):  # renamed or removed since it was listed
+                    stat = path.stat()
+                    told.append((path.name, stat.st_size, stat.st_mtime_ns, time.time() - stat.st_mtime < 60))
         return hashlib.blake2b(repr(told).encode(), digest_size=12).hexdigest()
 
 
