@@ -52,6 +52,7 @@ DRAWN = {
     "gcn": Case(ARXIV, "gcn", 2, 256, (15, 10), 4096),
     "gat": Case(DEBIAN, "gat", 2, 128, (10, 10), 2048, {"heads": 2}),
 }
+NARROW = Case(DEBIAN, "sage", 2, 16, (15, 10))  # what is held beside layers and their sums is most of it
 RUNS: tuple[tuple[Case, int, str, dict[str, Any]], ...] = (
     *((case, 1, "single", {}) for case in (*FULL.values(), *DRAWN.values())),
     *((case, 2, "halo", {}) for case in FULL.values()),
@@ -67,6 +68,8 @@ RUNS: tuple[tuple[Case, int, str, dict[str, Any]], ...] = (
     *((case, 2, way, {}) for case in DRAWN.values() for way in ("data", "macro", "split")),
     *((DRAWN[name], 2, "pushpull", {}) for name in ("sage", "gcn")),
     *((DRAWN["sage"], 4, way, {}) for way in ("data", "macro", "split")),
+    *((NARROW, 2, way, {}) for way in ("data", "macro")),
+    (NARROW, 2, "macro", {"macro": 16}),
 )
 QUICK = (0, 4, 7, 30)  # of these
 LIMIT_S = 1800

@@ -17,8 +17,9 @@ from polyhop.datasets.synth import generate
 from polyhop.forecast import Question, Training, labelled, look_at, of_given, predictions
 from polyhop.forecast.footprint import LayerRows, evaluated, stepped
 from polyhop.forecast.live import Live
+from polyhop.forecast.memory import _in_windows, windows_memory
 from polyhop.forecast.training import Inputs
-from polyhop.graph import Block, Graph
+from polyhop.graph import Block, Graph, SparseFeatures, SparseRows
 from polyhop.kernels.keys import Key
 from polyhop.nn import GAT, GCN, GCNII, GIN, GraphSAGE
 from polyhop.partition import partition
@@ -53,15 +54,20 @@ def foreseen(
 ) -> Memory:
     fan_outs = more.pop("fan_outs", None)
     size = more.pop("batch_size", 256) if fan_outs else None
-    trainer = Trainer("auto", num_neighbors=fan_outs, batch_size=size)
-    net = MODELS[model](width, layers)
-    asked = training_of(net, graph, trainer, inputs_of(graph), labelled(graph).numel())
-    sight = look_at(graph, partition(graph, ranks, "hash"), asked)
-    law = Law(2e-11, 5e-10, 1.5e-11, 5e-10, 1e-4, 16e6)
-    question = Question(asked, sight, ranks, MACHINE, Link(1e9, 1e-4), law, 1.0)
+    question = asked_of(graph, MODELS[model](width, layers), ranks, fan_outs, size)
     if ranks == 1:
         return next(iter(predictions(question))).memory
     return of_given(question, way, more).memory
+
+
+def asked_of(
+    graph: Graph, net: nn.Module, ranks: int, fan_outs: list[int] | None = None, size: int | None = None
+) -> Question:
+    trainer = Trainer("auto", num_neighbors=fan_outs, batch_size=size)
+    asked = training_of(net, graph, trainer, inputs_of(graph), labelled(graph).numel())
+    sight = look_at(graph, partition(graph, ranks, "hash"), asked)
+    law = Law(2e-11, 5e-10, 1.5e-11, 5e-10, 1e-4, 16e6)
+    return Question(asked, sight, ranks, MACHINE, Link(1e9, 1e-4), law, 1.0)
 
 
 # Live bytes
@@ -182,6 +188,38 @@ def test_items_add_up(graph: Graph, way: str, more: dict[str, Any]) -> None:
     assert 0 < found.on_device < found.training - MACHINE.process_bytes
     assert found.most == max(found.training, found.evaluation, found.start)
     assert found.needed > found.most > MACHINE.process_bytes
+
+
+@pytest.mark.parametrize(("way", "more"), [each for each in WAYS if "fan_outs" in each[1]])
+def test_lines_between_ranks_count(graph: Graph, way: str, more: dict[str, Any]) -> None:
+    assert foreseen(graph, way, **more).items["channels"] == foreseen(graph, "halo").items["channels"] > 0
+    assert "channels" not in foreseen(graph, "single", ranks=1, fan_outs=[5, 5]).items
+
+
+def test_narrow_models_have_a_margin_too(graph: Graph) -> None:
+    found = foreseen(graph, "data", width=2, fan_outs=[2, 2], batch_size=16)
+    assert found.spread == pytest.approx(4e7)
+    assert found.spread > 0.4 * (found.most - MACHINE.process_bytes)
+
+
+def test_mini_batches_of_windows_have_sparse_rows_of_their_own(graph: Graph) -> None:
+    """All of two windows; dense rows are read in the pool."""
+    ends = torch.arange(0, 20 * graph.num_nodes + 1, 20)
+    columns = torch.arange(20).repeat(graph.num_nodes).int()
+    rows = SparseRows(ends, columns, torch.ones(columns.numel()), FEATURES)
+    question = asked_of(
+        replace(graph, x=SparseFeatures(rows)), MODELS["gcn"](32, 2), 2, fan_outs=[5, 5], size=64
+    )
+    flows = question.sight.flows
+    assert flows is not None
+    two, four = (windows_memory(question, flows, 1e6, k).items["loaded"] for k in (2, 4))
+    five = of_given(question, "data", {}).memory.items["loaded"]  # inputs of five, blocks of three
+    assert four - two > 4 / 5 * five
+
+
+def test_windows_in_hand() -> None:
+    """Two that follow one another; the last of an epoch may have fewer mini-batches."""
+    assert [_in_windows(size, 38) for size in (1, 16, 19, 32, 38, 50)] == [2, 32, 38, 38, 76, 76]
 
 
 @pytest.mark.parametrize(("way", "more"), WAYS)

@@ -22,7 +22,8 @@ from polyhop.kernels.keys import Key
 from polyhop.partition import Partition, partition, share
 from polyhop.strategies import Team, halo, place
 from polyhop.strategies.halo_cost import Facts, account, crossed, crossings, estimate, expected
-from polyhop.strategies.halo_estimate import Pairs, facts_of, facts_of_pairs
+from polyhop.strategies.halo_estimate import Pairs, facts_of, facts_of_pairs, facts_of_rows
+from polyhop.strategies.halo_plan import GraphSizes, Plan
 from polyhop.train.loss import cross_entropy_sum
 from polyhop.trainer import Trainer
 
@@ -284,6 +285,21 @@ def test_widths_that_will_be_chosen(make_graph: MakeGraph, name: str, options: d
     found = compared(graph, partition(graph, 2, "hash").owner, name, given, CHOSEN)
     assert worst(found) < 0.25
     assert worst(found, "widths") < 1e-9
+
+
+@pytest.mark.parametrize("is_alike", [False, True])
+@pytest.mark.parametrize("bits", ["adaptive", "random"])
+def test_less_than_half_a_row_is_not_free(bits: str, is_alike: bool) -> None:
+    """Where ranks are many, few rows are expected between two of them: messages are those of 8 bits, their sizes alike."""
+    model, messages = nn.GCN(24, 16, num_layers=3, out_channels=5), []
+    for given in (bits, 8):
+        options = config_of({"bits": given})
+        plan = Plan.of(model, options, GraphSizes(2700, 10_000, 24, is_sparse=False))
+        rows = [0.3 * (1 - torch.eye(6, dtype=torch.float64)) * bool(seen.columns) for seen in plan.seen]
+        messages.append(expected(facts_of_rows(model, options, plan, rows, is_alike=is_alike), rank=0))
+    chosen, eight = messages
+    assert len(chosen) == len(eight) > 0
+    assert all(0.2 < a.num_bytes / b.num_bytes < 5 for a, b in zip(chosen, eight, strict=True))
 
 
 def test_a_mean_width_may_be_given(make_graph: MakeGraph) -> None:

@@ -4,12 +4,14 @@
                  from a folder, the own lists alone
     training     process + part + inputs + weights + loaded + fetched + (1 + freed) (derived + activations + moments)
     evaluation   process + part + inputs + weights + loaded + fetched + (1 + freed once) (derived + layers)
-    needed       the most of the three, and 0.4 of what it has beside the process: what a plan must be given to fit
+    needed       the most of the three, and 0.4 of what it has beside the process, 40 MB at least: what a plan must be
+                 given to fit
 
     part         lists of edges, facts of own and halo nodes, labels; on the full graph the blocks that layers read
     inputs       own rows as they are stored, and as steps read them where that is another way
     weights      parameters, gradients, two values of Adam, the best so far, messages of gradients
-    loaded       mini-batches in hand and ahead, and the one being made; the pool of windows; caches
+    loaded       mini-batches in hand and ahead, and the one being made; the pool of windows, and sparse input rows of
+                 each of their mini-batches; caches
     fetched      input rows of the halo, floats: evaluation reads them
     derived      of edges, for backward passes (forecast/footprint.py)
     activations  what autograd keeps at the end of the forward pass (forecast/footprint.py)
@@ -64,6 +66,7 @@ _LABELS = 8 + 8  # label, place in the split
 _WEIGHTS = 6  # values a parameter
 _LATE_BYTES = 8e7  # of a process: what comes with its first step (optimisers load torch's compiler)
 _SPREAD = 0.4  # of what is held beside the process; the worst of 40 runs had a third more than foreseen
+_LEAST_SPREAD = 4e7  # the command line, traces and evaluation in every epoch take 20 MB, whatever is trained
 _CHANNELS = 2.5e7  # lines and threads between ranks, and what the strategy has tried: of a graph of few nodes
 _ANEW = ("derived", "activations", "moments")
 _PARTS = 85.0  # of an edge of the whole graph, while METIS makes parts
@@ -242,10 +245,11 @@ def _batches(
     in_place = question.num_ranks == 1 and training.inputs.are_read_in_place
     items = _graph(question) if part is None else _own(question, part)
     items |= {"weights": _weights(question), "kept": kept_bytes} | _moving(found)
+    if part is not None:
+        items["channels"] = _CHANNELS
     if window is not None:
-        items["loaded"] = (
-            window[0] + 2 * window[1] * block + (0 if row == training.inputs.num_features * size else inputs)
-        )
+        own = inputs if training.inputs.row_length is not None else 0.0  # dense rows are read in the pool
+        items["loaded"] = window[0] + _in_windows(window[1], training.num_steps) * (block + own)
     elif in_place:
         items["loaded"] = ahead * block
     else:
@@ -269,6 +273,12 @@ def _batches(
     items["part"] += 16 * training.num_train
     over = {"layers": _bounded(question, _layers(question, part))}
     return _memory(question, items, over, _start(question, part, is_first=rank == 0), part)
+
+
+def _in_windows(size: int, num_steps: int) -> int:
+    """The most mini-batches that two windows have, one after the other: one trains while the next is loaded."""
+    size = min(size, num_steps)
+    return num_steps if size < num_steps < 2 * size else 2 * size
 
 
 def _drawn(flows: Flows, variant: Variant, rank: int) -> tuple[list[LayerRows], float, float]:
@@ -401,7 +411,8 @@ def _memory(
 
 def with_spread(question: Question, found: Memory) -> Memory:
     """With the margin by which runs may need more."""
-    return replace(found, spread=_SPREAD * (found.most - question.machine.process_bytes))
+    beside = found.most - question.machine.process_bytes
+    return replace(found, spread=max(_LEAST_SPREAD, _SPREAD * beside))
 
 
 def _row(question: Question) -> float:

@@ -233,8 +233,8 @@ def _chosen(num_columns: int, rows: Tensor, options: Chosen) -> Tensor:
     policy, num_ranks = Policy(), rows.shape[0]
     found = torch.zeros_like(rows)
     channels = [
-        Channel(i, j, _guessed(round(float(rows[i, j]))), num_columns)
-        for i, j in rows.round().nonzero().tolist()
+        Channel(i, j, _guessed(max(1, round(float(rows[i, j])))), num_columns)  # 0.3 rows are not free
+        for i, j in (rows > 0).nonzero().tolist()
     ]
     if not channels:
         return found
