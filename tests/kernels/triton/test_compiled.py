@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from benchmarks.gpu.compiled import is_possible
 
+pytestmark = pytest.mark.xdist_group("compiled")  # one listing serves them all
+
 ROOT = Path(__file__).resolve().parents[3]
 KERNELS = {
     "_lists", "_long_lists", "_forward", "_join", "_facts", "_backward", "_add", "_dropout", "_relu_backward", "_gather",
