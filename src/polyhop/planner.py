@@ -34,6 +34,7 @@ from polyhop.forecast import (
 )
 from polyhop.graph import Graph, MatrixFeatures, ProceduralPart, SharedGraph, SparseFeatures
 from polyhop.graph.procedural import ProceduralFeatures
+from polyhop.nn import GATConv
 from polyhop.nn.counts import count_model
 from polyhop.partition import Partition
 from polyhop.plan import (
@@ -333,16 +334,18 @@ def ways_of(question: Question, config: Config, options: PlanOptions) -> list[Pr
 def purpose_of(training: Training, graph: str) -> Purpose:
     """What plans of it are for; ``graph``: its name."""
     is_whole = training.num_neighbors is None
-    hidden = getattr(training.model, "hidden_channels", None)
+    model = training.model
+    hidden = getattr(model, "hidden_channels", None)
     return Purpose(
         graph,
         training.num_nodes,
         training.num_edges,
-        type(training.model).__name__,
+        type(model).__name__,
         training.counts.num_layers,
         hidden if isinstance(hidden, int) else None,
         None if training.num_neighbors is None else tuple(training.num_neighbors),
         None if is_whole else training.batch_size,
+        next((each.heads for each in model.modules() if isinstance(each, GATConv)), None),
     )
 
 
@@ -375,7 +378,11 @@ def limits_here(question: Question, limits: Limits) -> Limits:
     if question.training.weights[0].device.type != "cpu":
         return limits
     here = max(1, round(question.crowding * question.machine.cores))
-    return replace(limits, device_bytes=min(limits.device_bytes, question.machine.memory_bytes / here))
+    return replace(
+        limits,
+        device_bytes=min(limits.device_bytes, question.machine.memory_bytes / here),
+        shares_host=here > 1,
+    )
 
 
 def _own_options(config: Config) -> dict[str, Any]:

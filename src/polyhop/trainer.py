@@ -68,15 +68,29 @@ class Trainer(Config):
     function of ``seed``. torch's global generator is left as it was found.
     """
 
-    def fit(self, model: nn.Module, graph: Graph | SharedGraph, *, line: Collective | None = None) -> Result:
+    def fit(
+        self,
+        model: nn.Module,
+        graph: Graph | SharedGraph,
+        *,
+        line: Collective | None = None,
+        plan: Plan | None = None,
+    ) -> Result:
         """Train the model in place; it ends with the weights of the best validation metric.
 
         On several ranks each calls it with its share of the graph and its ``line`` to the others (``launch.run`` gives
         one); all start from rank 0's weights and end with the same ones, and rank 0 alone writes and reports. Raises
         Interrupted after SIGTERM or Ctrl-C, once the state is saved; DivergedError for a loss that is not finite.
-        With ``strategy="auto"`` a plan is made first, and obeyed; a run that goes on keeps the one it has.
+        With ``strategy="auto"`` a plan is made first, and obeyed; a run that goes on keeps the one it has. ``plan``: obey
+        and keep this one.
         """
         graph = in_feature_store(graph, self.feature_store)
+        if plan is not None:
+            if plan.num_ranks != _num_ranks(line):
+                raise ConfigError(
+                    f"a plan for {plan.num_ranks} ranks, and there are {_num_ranks(line)}: make one for these"
+                )
+            return self.obeying(plan)._fit(model, graph, line, plan, teaches=False)
         if self.strategy != "auto":
             return self._fit(model, graph, line, None)
         kept, why_not = self._kept_plan(line)
@@ -172,7 +186,8 @@ class Trainer(Config):
         placement.make_current()
         model.to(placement.device, placement.dtype)
         tell = _say if self._is_told(line) else lambda text: None
-        options = PlanOptions(self._limits, tell=tell, is_given=is_given)
+        limits = replace(self._limits, allows_approximate=self.allow_approximate or is_given)
+        options = PlanOptions(limits, tell=tell, is_given=is_given)
         if isinstance(graph, Graph) and line is None:
             return self.plan(model, graph, options=options)
         if isinstance(graph, Graph) or line is None:
@@ -200,8 +215,15 @@ class Trainer(Config):
         return _is_first(line) and self.progress not in ("none", "json")
 
     def _fit(
-        self, model: nn.Module, graph: Graph | SharedGraph, line: Collective | None, plan: Plan | None
+        self,
+        model: nn.Module,
+        graph: Graph | SharedGraph,
+        line: Collective | None,
+        plan: Plan | None,
+        *,
+        teaches: bool = True,
     ) -> Result:
+        """``teaches``: what the plan expected was foreseen for this host and its links."""
         task = Task.of(graph, _LOSSES, metrics.METRICS, self.metric, metrics.COUNTS)
         check_model(model, graph)
         placement = place(self.device, self.precision)
@@ -276,7 +298,7 @@ class Trainer(Config):
             loop.train(session, asked, tools)
             _complete(session)
             result = run.finish(task.metric, getattr(step, "summary", dict)())
-            if plan is not None and _is_first(line):
+            if plan is not None and teaches and _is_first(line):
                 learn_from(
                     plan, [record["train_seconds"] for record in run.history if "train_seconds" in record]
                 )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import inspect
 import json
+import os
 import re
+import stat
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ import pytest
 
 from polyhop.cli import plan
 from polyhop.graph import DenseFeatures
+from polyhop.plan import load_machine
 from polyhop.serverless import prices as table
 
 
@@ -101,7 +104,10 @@ def test_own_prices_and_rates(polyhop, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["debian-packages", "--strategy", "halo"], "'halo' cannot train this model so on 1 ranks"),
+        (
+            ["debian-packages", "--strategy", "halo"],
+            "'halo' cannot train this model so on 1 rank: give --workers 2 or more",
+        ),
         (["debian-package", "--strategy", "serverless"], "Did you mean 'debian-packages'?"),
         (["paper:amazone", "--strategy", "serverless"], "Did you mean 'paper:amazon'?"),
         (["paper:amazon", "--strategy", "serverless", "--servers", "c5n.2xl"], "Did you mean 'c5n.2xlarge'?"),
@@ -298,6 +304,64 @@ def test_a_plan_is_written_and_obeyed(polyhop, small: list[str], tiny_dir: Path)
     config = json.loads(Path("run/config.json").read_text())
     planned = json.loads(Path("plan.json").read_text())["chosen"]["options"]
     assert (config["strategy"], config["split_depth"]) == ("split", planned["split_depth"])
+    assert json.loads(Path("run/plan.json").read_text()) == json.loads(Path("plan.json").read_text()), "kept"
+
+
+def test_a_plan_for_elsewhere_that_does_not_fit(polyhop, small: list[str], tiny_dir: Path) -> None:
+    """It is obeyed and kept, what it breaks is told, and this host learns nothing from it."""
+    given = ["--workers", 2, "--fanout", "3,3", "--hidden", 16]
+    elsewhere = ["--link", "1mbit", "--latency", 20, "--memory", "1MB"]
+    polyhop("plan", "tiny", "--data-dir", tiny_dir, *given, *elsewhere, "--out", "slow.json")
+    before = load_machine()
+    shown = polyhop("train", *small, *given, "--epochs", 6, "--plan", "slow.json", "--run-dir", "run")
+    assert shown.code == 0, shown.err
+    assert "nothing fits: the nearest is" in shown.err
+    assert json.loads(Path("run/plan.json").read_text()) == json.loads(Path("slow.json").read_text())
+    assert load_machine() == before
+
+
+def test_heads_are_part_of_a_plan(polyhop, small: list[str], tiny_dir: Path) -> None:
+    given = ["--workers", 2, "--model", "gat", "--hidden", 16]
+    shown = polyhop("plan", "tiny", "--data-dir", tiny_dir, *given, "--heads", 4, "--out", "plan.json")
+    assert shown.code == 0, shown.err
+    shown = polyhop("train", *small, *given, "--plan", "plan.json", "--run-dir", "run")
+    assert shown.code == 1
+    assert "is a plan for --heads 4, and this run has --heads 1" in shown.err
+    shown = polyhop("train", *small, *given, "--heads", 4, "--plan", "plan.json", "--dry-run")
+    assert shown.code == 0, shown.err
+
+
+def test_plans_are_written_where_they_can_be(polyhop, tiny_dir: Path) -> None:
+    plan = ["plan", "tiny", "--data-dir", tiny_dir, "--workers", 2]
+    Path("folder").mkdir()
+    for out, told in (("none/plan.json", "there is no folder none"), ("folder", "it is a folder")):
+        shown = polyhop(*plan, "--out", out)
+        assert shown.code == 1
+        assert f"--out {out}: cannot be written: {told}" in shown.err
+        assert "timing" not in shown.err
+    Path("old.json").write_text("{}")
+    Path("link.json").symlink_to("old.json")
+    assert polyhop(*plan, "--out", "link.json").code == 0
+    assert Path("link.json").is_symlink()
+    assert json.loads(Path("old.json").read_text())["workers"] == 2
+    os.mkfifo("pipe")
+    reader = os.open("pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        shown = polyhop(*plan, "--out", "pipe")
+        assert shown.code == 0, shown.err
+        assert stat.S_ISFIFO(Path("pipe").stat().st_mode), "a device or a pipe stays what it is"
+        assert os.read(reader, 1) == b"{"
+    finally:
+        os.close(reader)
+
+
+def test_an_approximate_strategy_that_was_given_fits(polyhop, small: list[str]) -> None:
+    shown = polyhop("train", *small, "--workers", 2, "--strategy", "halo", "--bits", 8, "--run-dir", "run")
+    assert shown.code == 0, shown.err
+    kept = json.loads(Path("run/plan.json").read_text())
+    assert kept["fits"]
+    assert kept["chosen"]["why_not"] == []
+    assert not any("allow-approximate" in line for line in kept["advice"])
 
 
 def test_a_plan_for_something_else(polyhop, small: list[str], tiny_dir: Path) -> None:
@@ -334,6 +398,7 @@ def test_a_plan_is_for_what_it_was_made_for(polyhop, small: list[str], tiny_dir:
         ([*given, "--bits", 8], "--bits 8, and plan.json is a plan with bits 32"),
         ([*given, "--cache", "1MB"], "--cache 1MB, and plan.json is a plan with cache "),
         ([*given, "--macro", 3], "--macro 3, and plan.json is a plan with macro auto"),
+        ([*given, "--partitioner", "hash"], "--partitioner hash, and plan.json is a plan with parts by "),
     ):
         shown = polyhop(*train, *more)
         assert shown.code == 1, more
@@ -343,6 +408,10 @@ def test_a_plan_is_for_what_it_was_made_for(polyhop, small: list[str], tiny_dir:
     shown = polyhop(*train, *given)
     assert shown.code == 1
     assert "plan.json is a plan for tiny (80 nodes, 7 edges), and this is tiny (80 nodes, " in shown.err
+    Path("plan.json").write_text(json.dumps({**whole, "partitioner": "mets"}))
+    shown = polyhop(*train, *given)
+    assert shown.code == 1
+    assert "plan.json: a plan with unknown partitioner 'mets'" in shown.err
     for name, value in (("strategy", "fly"), ("options", {"speed": 1})):
         Path("plan.json").write_text(json.dumps({**whole, "chosen": {**whole["chosen"], name: value}}))
         shown = polyhop(*train, *given)
@@ -375,6 +444,8 @@ def test_a_plan_of_one_process_is_obeyed(polyhop, small: list[str], tiny_dir: Pa
         (["--deadline", "-1"], "--deadline -1.0: expected a number above 0"),
         (["--budget", "0.000001"], "--budget needs prices"),
         (["--machine", "none.json"], "not a file of 'polyhop env --calibrate'"),
+        (["--workers", "81"], "--workers 81: 'tiny' has 80 nodes"),
+        (["--workers", "129"], "looked at, which is done for up to 128 ranks; for more, describe the hosts"),
     ],
 )
 def test_refused_plans(polyhop, tiny_dir: Path, more: list[str], told: str) -> None:

@@ -66,6 +66,19 @@ def test_statistics_alone(polyhop, tiny_dir: Path) -> None:
             "both say what the graph is: leave one out",
         ),
         (["--statistics", "s.json"], "--statistics is for clusters: add --cluster"),
+        (
+            ["--statistics", "s.json", "--cluster", "c.yaml", "--statistics-out", "t.json"],
+            "--statistics-out: s.json has them already",
+        ),
+        (
+            ["tiny", "--statistics-out", "none/s.json"],
+            "--statistics-out none/s.json: cannot be written: there is no",
+        ),
+        (["tiny", "--cluster", "c.yaml", "--curve", "none/c.svg"], "--curve none/c.svg: cannot be written"),
+        (
+            ["paper:amazon"],
+            "paper:amazon has sizes alone, for functions of a cloud: add --strategy serverless",
+        ),
         (["tiny", "--curve", "c.svg"], "--curve is for clusters: add --cluster"),
         (["tiny", "--cluster", "nowhere.yaml"], "nowhere.yaml cannot be read"),
         (

@@ -46,6 +46,12 @@ def test_a_file_extends_a_preset(tmp_path: Path) -> None:
     assert read_cluster("p4d.24xlarge") == replace(made, hosts=1, network_gbit_s=400)
 
 
+def test_a_date_that_there_is_not(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("extends: p4d.24xlarge\ndate: 2025-02-30\n")
+    with pytest.raises(ConfigError, match="not YAML"):
+        read_cluster(str(tmp_path / "c.yaml"))
+
+
 def test_dates_as_yaml_has_them(tmp_path: Path) -> None:
     for text in ("2025-06-01", "'2025-06-01'"):
         (tmp_path / "c.yaml").write_text(f"extends: p4d.24xlarge\ndate: {text}\n")

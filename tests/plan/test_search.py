@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyhop.errors import ConfigError
-from polyhop.plan import Limits, Memory, Plan, Prediction, Purpose, duration, make_plan, rank, read_plan, size
+from polyhop.plan import (
+    Limits,
+    Memory,
+    Plan,
+    Prediction,
+    Purpose,
+    duration,
+    make_plan,
+    money,
+    rank,
+    read_plan,
+    size,
+)
 from polyhop.train.config import parse_bytes
 
 
@@ -80,6 +93,57 @@ def test_nothing_fits() -> None:
     assert plan.chosen is PIPE, "the least over"
     assert "nothing fits: the nearest is pipeline" in plan.advice[0]
     assert any("--memory 400MB" in line for line in plan.advice)
+
+
+def test_advice_is_what_can_be_done() -> None:
+    """The full graph has no mini-batches to make smaller; ranks that share a host have less, the more they are."""
+    whole = replace(PURPOSE, num_neighbors=None, batch_size=None)
+    for purpose, has_batches in ((PURPOSE, True), (whole, False), (None, True)):
+        for limits in (
+            Limits(memory_bytes=1e8),
+            Limits(device_bytes=1e8),
+            Limits(device_bytes=1e8, shares_host=True),
+        ):
+            plan = make_plan(ALL, limits, 4, purpose=purpose)
+            said = " ".join(plan.advice)
+            assert ("--batch-size" in said) == has_batches
+            assert ("fewer --workers on a host" in said) == limits.shares_host
+            assert ("more ranks" in said) == (not limits.shares_host)
+            assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_one_process_that_would_do_is_said() -> None:
+    limits = Limits(seconds=100, num_epochs=100)
+    fast, slow = predicted("single", 0.9), predicted("single", 1.1)
+    assert (
+        "leave out --workers: one process takes 900 ms an epoch"
+        in make_plan([HALO], limits, 4, alone=fast).advice
+    )
+    assert not any("--workers" in line for line in make_plan([HALO], limits, 4, alone=slow).advice)
+
+
+@pytest.mark.parametrize(
+    ("asked", "ranks", "fan_outs", "told"),
+    [
+        ("data", 2, None, "on 2 ranks: it trains on mini-batches, give --fanout, such as 15,10; these can: halo, pipeline"),
+        ("serverless", 2, (15, 10), "on 2 ranks: it trains on the full graph, leave --fanout out; these can"),
+        ("split", 1, (15, 10), "on 1 rank: give --workers 2 or more; these can"),
+        ("data", 2, (15, 10), "on 2 ranks; these can"),
+    ],
+)  # fmt: skip
+def test_what_a_strategy_would_need(
+    asked: str, ranks: int, fan_outs: tuple[int, ...] | None, told: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        make_plan(ALL, Limits(), ranks, asked=asked, purpose=replace(PURPOSE, num_neighbors=fan_outs))
+
+
+@pytest.mark.parametrize(
+    ("dollars", "shown"),
+    [(0.0, "0.0000"), (12.3, "12.3000"), (0.0371, "0.0371"), (1.2345e-5, "0.0000123"), (2e-7, "0.000000200")],
+)
+def test_small_amounts_can_be_compared(dollars: float, shown: str) -> None:
+    assert money(dollars) == shown
 
 
 def test_what_would_fit_if_it_were_allowed_is_said() -> None:
@@ -233,6 +297,9 @@ def test_files_that_are_no_plan(tmp_path: Path, text: str) -> None:
         {"assumed": [1]},
         {"purpose": {}},
         {"purpose": 3},
+        {"partitioner": 5},
+        *({"purpose": PURPOSE.to_json() | {name: value}} for name in ("graph", "model", "num_nodes", "num_layers")
+          for value in (["x"], None, 2.5)),
         {"alone": []},
         *({"chosen": {name: value}} for name in ("epoch_s", "options", "memory_bytes", "dollars", "bytes")
           for value in ("much", [1])),

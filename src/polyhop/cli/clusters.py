@@ -43,10 +43,19 @@ class Asked:
             raise ConfigError(
                 f"{given} is for clusters: add --cluster FILE or a preset, such as --cluster p4d.24xlarge"
             )
+        if self.statistics is not None and self.statistics_out is not None:
+            raise ConfigError(
+                f"--statistics-out: {self.statistics} has them already; leave one of the two out"
+            )
+        from polyhop.plan.files import check_writable
+
+        if self.statistics_out is not None:
+            check_writable(self.statistics_out, "--statistics-out")
         if self.curve is not None:
             from polyhop.plan.picture import check_name
 
             check_name(self.curve)
+            check_writable(self.curve, "--curve")
 
 
 def known_cluster(name: str, workers: int | None) -> tuple[Cluster, int]:
@@ -153,13 +162,13 @@ def plan_for(
 
 def show_curves(curves: list[Curve], asked: Asked) -> None:
     """One table for each, the chosen one first."""
-    from polyhop.plan import duration
+    from polyhop.plan import duration, money
 
     for curve in curves:
         print(f"\n{curve.label}")
         rows: list[tuple[Any, ...]] = [("devices", "an epoch", "speed-up", "efficiency", "dollars", "")]
         for point in curve.points:
-            dollars = "-" if point.dollars is None else f"{point.dollars:.4f}"
+            dollars = "-" if point.dollars is None else money(point.dollars)
             note = point.name if point.fits else f"{point.name}; does not fit"
             speed, share = f"{point.speed_up:.2f}", f"{100 * point.efficiency:.0f} %"
             rows.append((f"{point.num_ranks:,}", duration(point.seconds), speed, share, dollars, note))

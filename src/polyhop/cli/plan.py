@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 _PAPER = "paper:"
+_MOST_LOOKED_AT = 128  # parts: some 15 s on 2 cores, four times that for twice as many
 _HOSTS = "Clusters that need not be there"
 _CLOUD = "Functions of a cloud (--strategy serverless --servers KIND)"
 
@@ -100,7 +101,7 @@ def command(
     ] = None,
     budget: Annotated[float | None, typer.Option(help="Dollars; with --servers those of an epoch.")] = None,
     deadline: Annotated[
-        float | None, typer.Option(help="Seconds of the whole run; with --servers of an epoch.")
+        float | None, typer.Option(help="Seconds that all epochs may train; with --servers those of one.")
     ] = None,
     link: Annotated[
         str | None, typer.Option(help="Between ranks, such as 1gbit or 100mbit [default: as measured here].")
@@ -190,6 +191,12 @@ def command(
     """
     on_hosts = Asked(cluster, statistics, statistics_out, curve)
     on_hosts.check(name)
+    if out is not None:
+        from polyhop.plan.files import check_writable
+
+        check_writable(out, "--out")
+    if (name or "").startswith(_PAPER) and strategy != "serverless":
+        raise ConfigError(f"{name} has sizes alone, for functions of a cloud: add --strategy serverless")
     is_cloud = servers is not None or (name or "").startswith(_PAPER) or workers in (None, 1)
     if strategy == "serverless" and name is not None and cluster is None and is_cloud:
         mode = _ON_CLOUD
@@ -238,15 +245,15 @@ def command(
         made, curves = plan_for(on_hosts, there, known, recipe, config, limits, between)
     else:
         made = _plan(recipe, workers or 1, config, partitioner, limits, machine, between)
-    if out is not None:
-        _write(made, out)
     if as_json:
         told = {"curves": [each.to_json() for each in curves]} if curves else {}
         console.print_json(made.to_json() | told)
     else:
         _show(made, explain=explain)
         show_curves(curves, on_hosts)
-        if out is not None:
+    if out is not None:
+        _write(made, out)
+        if not as_json:
             graph, file = shlex.quote(name or "NAME"), shlex.quote(str(out))
             print(f"\nwritten to {out}: polyhop train {graph} ... --workers {made.num_ranks} --plan {file}")
 
@@ -360,11 +367,16 @@ def _plan(
     """Edges, labels and the split are loaded; features are not."""
     from polyhop.cli.calibrate import known_machine
     from polyhop.cli.ranks import check_procedural
-    from polyhop.datasets import load_unread
+    from polyhop.datasets import is_procedural, load_unread
     from polyhop.partition import partition
     from polyhop.plan import load_machine
     from polyhop.planner import PlanOptions, plan_graph, unread_inputs
 
+    if workers > _MOST_LOOKED_AT and not is_procedural(recipe.source):
+        raise ConfigError(
+            f"--workers {workers}: every part is made and looked at, which is done for up to {_MOST_LOOKED_AT} ranks; "
+            "for more, describe the hosts and give --cluster FILE, which needs no parts"
+        )
     given = None if machine is None else load_machine(machine)
     if given is None:
         known_machine(console.say)
@@ -376,6 +388,10 @@ def _plan(
         recipe.source, data_dir=recipe.data_dir, nodes=recipe.nodes, split=recipe.split
     )
     recipe = recipe.of_widths(about.num_features, about.num_classes, about.name)
+    if workers > graph.num_nodes:
+        raise ConfigError(
+            f"--workers {workers}: {about.name!r} has {graph.num_nodes:,} nodes; give at most one rank for each"
+        )
     options = PlanOptions(limits, given, link, console.say)
     found = []
     for method in _methods(partitioner, workers):
@@ -407,16 +423,17 @@ def _in_short(made: Plan) -> str:
 def _write(made: Plan, out: Path) -> None:
     import json
 
-    from polyhop.train.files import replace_file
+    from polyhop.plan.files import replaced_whole
 
     try:
-        replace_file(out, (json.dumps(made.to_json(), indent=1) + "\n").encode())
+        with replaced_whole(out) as file:
+            file.write_text(json.dumps(made.to_json(), indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"--out {out}: cannot be written: {error.strerror or error}") from error
 
 
 def _show(made: Plan, *, explain: bool) -> None:
-    from polyhop.plan import duration, size
+    from polyhop.plan import duration, money, size
 
     print("assumed")
     console.show_table(list(made.assumed), indent=2)
@@ -433,7 +450,7 @@ def _show(made: Plan, *, explain: bool) -> None:
                 duration(one.epoch_s),
                 size(one.memory.needed),
                 size(one.sent_bytes) if one.sent_bytes else "-",
-                "" if one.dollars is None else f"{one.dollars:.4f}",
+                "" if one.dollars is None else money(one.dollars),
                 f"{pace:.1f} x",
                 note,
             )

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyhop.cli.recipe import MODELS, Recipe
-from polyhop.errors import ConfigError
+from polyhop.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
     from polyhop.graph import Graph, SharedGraph
-    from polyhop.plan import Purpose
+    from polyhop.plan import Plan, Purpose
 
 __all__ = ["Planned", "planned"]
 
@@ -31,6 +31,7 @@ class Planned:
     settings: dict[str, Any]  # of the trainer
     partitioner: str | None  # None: whatever makes the parts
     purpose: Purpose | None
+    plan: Plan
 
     def check_graph(self, graph: Graph | SharedGraph) -> None:
         """ConfigError unless it is the graph of the plan."""
@@ -44,9 +45,15 @@ class Planned:
 
 
 def planned(
-    path: Path, recipe: Recipe, options: Mapping[str, Any], num_ranks: int, given: Collection[str]
+    path: Path,
+    recipe: Recipe,
+    options: Mapping[str, Any],
+    num_ranks: int,
+    given: Collection[str],
+    partitioner: str,
 ) -> Planned:
     """Read; ConfigError if it is for other ranks, of another strategy or model, or if options ``given`` contradict it."""
+    from polyhop.partition import METHODS
     from polyhop.plan import read_plan
     from polyhop.planner import settings_of
 
@@ -65,7 +72,14 @@ def planned(
     if found.purpose is not None:
         _check_purpose(path, found.purpose, recipe, options)
     _check_given(path, settings, options, given)
-    return Planned(path, settings, found.partitioner, found.purpose)
+    if found.partitioner is not None and found.partitioner not in METHODS:
+        raise ConfigError(f"{path}: a plan with {unknown('partitioner', found.partitioner, METHODS)}")
+    if found.partitioner is not None and partitioner not in ("auto", found.partitioner):
+        raise ConfigError(
+            f"--partitioner {partitioner}, and {path} is a plan with parts by {found.partitioner}: leave --partitioner out, "
+            "or make another plan"
+        )
+    return Planned(path, settings, found.partitioner, found.purpose, found)
 
 
 def _check_purpose(path: Path, purpose: Purpose, recipe: Recipe, options: Mapping[str, Any]) -> None:
@@ -75,6 +89,7 @@ def _check_purpose(path: Path, purpose: Purpose, recipe: Recipe, options: Mappin
         ("model", names.get(purpose.model, purpose.model), recipe.model),
         ("layers", purpose.num_layers, recipe.layers),
         ("hidden", purpose.hidden if purpose.hidden is not None else recipe.hidden, recipe.hidden),
+        ("heads", purpose.heads, recipe.more.get("heads", 1) if purpose.heads is not None else None),
         ("fanout", _fan_outs(purpose.num_neighbors), _fan_outs(fan_outs)),
     ]
     if fan_outs is not None and purpose.num_neighbors is not None:

@@ -112,7 +112,8 @@ def train_rank(
     if context.attempt > 0:
         options = {**options, "resume": "auto"}
     with recipe.kept_in(folder) if line.rank == 0 else _tidy(folder, context):
-        return Trainer(**options, run_dir=folder).fit(model, held, line=line)
+        made = None if obeyed is None else obeyed.plan
+        return Trainer(**options, run_dir=folder).fit(model, held, line=line, plan=made)
 
 
 @contextmanager

@@ -616,7 +616,9 @@ def command(
             each for each, source in sources.items() if source is not None and source.name == "COMMANDLINE"
         }
         num_ranks = workers or int(os.environ.get("WORLD_SIZE", "1"))
-        obeyed = planned(plan, recipe, options, num_ranks, given)
+        obeyed = planned(plan, recipe, options, num_ranks, given, partitioner)
+        if not obeyed.plan.fits:
+            console.say("; ".join(obeyed.plan.advice))
         options |= obeyed.settings
         partitioner = obeyed.partitioner if partitioner == "auto" and obeyed.partitioner else partitioner
     if on_ranks and not dry_run:
@@ -688,7 +690,8 @@ def _train(
     if overwrite:
         _clear(folder)
     with recipe.kept_in(folder):
-        result = Trainer(**options, run_dir=folder).fit(model, graph)
+        made = None if obeyed is None else obeyed.plan
+        result = Trainer(**options, run_dir=folder).fit(model, graph, plan=made)
     show_result(result, folder, as_json)
 
 

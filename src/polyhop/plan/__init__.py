@@ -5,7 +5,7 @@ from polyhop.plan.law import Law, fit_law
 from polyhop.plan.machine import Link, Machine, load_machine, machine_file, save_machine
 from polyhop.plan.plan import PLAN_FILE, Plan, Purpose, make_plan, read_plan
 from polyhop.plan.prediction import Memory, Prediction
-from polyhop.plan.search import NEEDS_PRICES, Limits, Ranked, duration, rank, size
+from polyhop.plan.search import NEEDS_PRICES, Limits, Ranked, duration, money, rank, size
 
 __all__ = [
     "NEEDS_PRICES",
@@ -25,6 +25,7 @@ __all__ = [
     "load_machine",
     "machine_file",
     "make_plan",
+    "money",
     "rank",
     "read_cluster",
     "read_plan",

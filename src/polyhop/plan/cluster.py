@@ -225,7 +225,7 @@ def _parsed(text: str, file: Path) -> Any:
 
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: of a date that there is not
         raise ConfigError(f"cluster: {file} is not YAML ({' '.join(str(error).split())})") from error
 
 

@@ -7,7 +7,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["replaced_whole"]
+from polyhop.errors import ConfigError
+
+__all__ = ["check_writable", "replaced_whole"]
+
+
+def check_writable(file: Path, option: str) -> None:
+    """ConfigError where a file cannot be made, before the work for what is to be in it."""
+    told = f"{option} {file}: cannot be written"
+    if file.is_dir():
+        raise ConfigError(f"{told}: it is a folder; name a file in it")
+    if not file.resolve().parent.is_dir():
+        raise ConfigError(f"{told}: there is no folder {file.parent}; make it first")
 
 
 @contextmanager
@@ -16,6 +27,10 @@ def replaced_whole(file: Path) -> Iterator[Path]:
     if file.exists() and not file.is_file():  # a device or a pipe stays what it is
         yield file
         return
+    try:
+        file = file.resolve()  # what a link names is replaced, not the link
+    except RuntimeError as error:
+        raise OSError(f"{file} is a link that leads back to itself") from error
     beside = file.with_name(f".{os.getpid()}.{file.name}")
     try:
         yield beside

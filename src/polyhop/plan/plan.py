@@ -18,6 +18,7 @@ __all__ = ["PLAN_FILE", "Plan", "Purpose", "make_plan", "read_plan"]
 
 PLAN_FILE = "plan.json"
 _VERSION = 3
+_ON_WHOLE = ("halo", "pipeline", "serverless")  # strategies that train on the full graph
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Purpose:
     hidden: int | None  # None: the model does not say
     num_neighbors: tuple[int, ...] | None  # None: the full graph
     batch_size: int | None = None  # of mini-batches
+    heads: int | None = None  # of attention
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -105,15 +107,19 @@ class Plan:
 
     def _changes(self) -> list[str]:
         found, best, limits = [], self.chosen, self.limits
+        is_whole = self.purpose is not None and self.purpose.num_neighbors is None
+        smaller = "" if is_whole else ", a smaller --batch-size or smaller --fanout"
         if best.memory.needed > limits.memory_bytes:
             found.append(f"give --memory {_rounded(best.memory.needed)}")
             least = min((each.prediction for each in self.ranked), key=lambda each: each.memory.needed)
             if least.memory.needed <= limits.memory_bytes and not least.is_exact:
                 found.append(f"or --allow-approximate: {least.name} needs {size(least.memory.needed)}")
-            found.append("or more ranks, a smaller --batch-size or smaller --fanout")
+            found.append(f"or more ranks{smaller}")
         if best.memory.needed > limits.device_bytes:
             found.append(
-                f"devices of {_rounded(best.memory.needed)}, or more ranks, a smaller --batch-size or --fanout"
+                f"fewer --workers on a host, for each of which it has {_rounded(best.memory.needed)}{smaller}"
+                if limits.shares_host
+                else f"devices of {_rounded(best.memory.needed)}, or more ranks{smaller}"
             )
         if best.memory.host > limits.host_bytes:
             found.append(f"hosts with {_rounded(best.memory.host)} for each rank, or more of them")
@@ -122,6 +128,8 @@ class Plan:
             found.append(f"give --deadline {least_s} for {limits.num_epochs} epochs, or fewer epochs")
         if best.dollars is not None and best.dollars * limits.num_epochs > limits.dollars:
             found.append(f"give --budget {_up(best.dollars * limits.num_epochs)}, or fewer epochs")
+        if self.alone is not None and self.num_ranks > 1 and not limits.broken(self.alone):
+            found.append(f"leave out --workers: one process takes {duration(self.alone.epoch_s)} an epoch")
         allowed = [each.prediction for each in self.ranked if each.why_not == ("approximate",)]
         if allowed and not limits.allows_approximate:
             best = min(allowed, key=lambda each: each.epoch_s)
@@ -136,6 +144,7 @@ class Plan:
             "host_bytes": _finite(self.limits.host_bytes),
             "dollars": _finite(self.limits.dollars),
             "seconds": _finite(self.limits.seconds),
+            "shares_host": self.limits.shares_host,
             "num_epochs": self.limits.num_epochs,
         }
         return {
@@ -190,11 +199,26 @@ def make_plan(
         wanted = [each for each in order if each.prediction.strategy == asked]
         if not wanted:
             known = ", ".join(sorted({each.prediction.strategy for each in order}))
+            how = _how(asked, num_ranks, purpose)
             raise ConfigError(
-                f"strategy {asked!r} cannot train this model so on {num_ranks} ranks; these can: {known}"
+                f"strategy {asked!r} cannot train this model so on {num_ranks} rank{'s' if num_ranks > 1 else ''}{how}; "
+                f"these can: {known}"
             )
         order = wanted + [each for each in order if each.prediction.strategy != asked]
     return Plan(tuple(order), num_ranks, limits, tuple(assumed), alone, asked, purpose=purpose)
+
+
+def _how(asked: str, num_ranks: int, purpose: Purpose | None) -> str:
+    """What a strategy would need."""
+    if num_ranks == 1 and asked != "single":
+        return ": give --workers 2 or more"
+    if purpose is None or (asked in _ON_WHOLE) == (purpose.num_neighbors is None):
+        return ""
+    return (
+        ": it trains on the full graph, leave --fanout out"
+        if asked in _ON_WHOLE
+        else ": it trains on mini-batches, give --fanout, such as 15,10"
+    )
 
 
 def read_plan(path: Path) -> Plan:
@@ -215,12 +239,25 @@ def _checked(plan: Plan) -> Plan:
     """Raises what saying it would raise: a value of a wrong kind is found before a run begins."""
     if type(plan.num_ranks) is not int or plan.num_ranks < 1:
         raise ValueError(f"workers {plan.num_ranks!r}")
+    if type(plan.partitioner) not in (str, type(None)):
+        raise TypeError(f"partitioner {plan.partitioner!r}")
+    _check_purpose(plan.purpose)
     for each in plan.ranked:
         if not isinstance(each.prediction.options, dict) or not isinstance(each.prediction.strategy, str):
             raise TypeError(f"a way {each.prediction.strategy!r} with options {each.prediction.options!r}")
         plan.limits.broken(each.prediction)
     json.dumps(plan.to_json())
     return plan
+
+
+def _check_purpose(given: Purpose | None) -> None:
+    if given is None:
+        return
+    numbers = (given.num_nodes, given.num_edges, given.num_layers)
+    if not all(type(each) is int for each in numbers):
+        raise TypeError(f"sizes {numbers!r}")
+    if [type(given.graph), type(given.model)] != [str, str]:
+        raise TypeError(f"a graph {given.graph!r} and a model {given.model!r}")
 
 
 def _told(each: Ranked) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from polyhop.errors import ConfigError
 from polyhop.plan.prediction import Prediction
 
-__all__ = ["NEAR", "NEEDS_PRICES", "Limits", "Ranked", "duration", "rank", "size"]
+__all__ = ["NEAR", "NEEDS_PRICES", "Limits", "Ranked", "duration", "money", "rank", "size"]
 
 NEEDS_PRICES = (
     "--budget needs prices: what these hosts cost is not known; give --cluster with dollars_per_hour, or leave the budget "
@@ -36,7 +36,8 @@ class Limits:
     )  # that a rank's device has, or its share of a host without any; whatever is allowed
     host_bytes: float = math.inf  # of a host for each of its ranks, beside their devices
     dollars: float = math.inf  # of the whole run
-    seconds: float = math.inf  # of the whole run
+    seconds: float = math.inf  # that all epochs train
+    shares_host: bool = False  # device_bytes are a host's over its ranks: fewer of them have more
     num_epochs: int = 1
 
     def __post_init__(self) -> None:
@@ -143,6 +144,11 @@ def duration(seconds: float, digits: int = 2) -> str:
 def _money(dollars: float, digits: int = 2) -> str:
     """``$12.30``, ``$0.0205``."""
     return f"${dollars:.{max(2, digits - math.floor(math.log10(dollars)))}f}"
+
+
+def money(dollars: float) -> str:
+    """``12.3000``, ``0.0000123``: four places, or as many as show three digits."""
+    return f"{dollars:.{max(4, 2 - math.floor(math.log10(dollars))) if dollars > 0 else 4}f}"
 
 
 def _with(value: float, digits: int) -> str:

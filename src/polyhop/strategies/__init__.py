@@ -36,5 +36,5 @@ STRATEGIES: dict[str, ModuleType] = {
 def find(name: str) -> ModuleType:
     """The strategy module of that name."""
     if name not in STRATEGIES:
-        raise ConfigError(unknown("strategy", name, STRATEGIES))
+        raise ConfigError(unknown("strategy", name, ["auto", *STRATEGIES]))
     return STRATEGIES[name]
