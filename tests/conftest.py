@@ -57,6 +57,7 @@ def pytest_configure() -> None:
     )  # fmt: skip
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist looks at the groups in a hook of its own
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """All tests that use the pool of ranks go to one process of pytest-xdist (--dist loadgroup), so there is one pool."""
     for item in items:
