@@ -22,7 +22,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Figure
+from benchmarks.harness import ROOT, Figure
 from benchmarks.plan import memory_rank
 from benchmarks.plan.cases import SEED, Case
 from benchmarks.plan.memory_rank import MemoryJob
@@ -100,6 +100,7 @@ class Held:
 
 def run(*, is_quick: bool) -> Iterator[Figure]:
     """Errors, and plans that did not fit."""
+    os.environ.setdefault("POLYHOP_DATA", str(ROOT.parent / "shared" / "data"))
     process = _measured(MemoryJob(TINY, "", 1, "single"))[0]["run"]
     print(f"  a process that has trained next to nothing: {process / 1e6:.0f} MB", flush=True)
     machine = replace(measured_machine(print), process_bytes=process)
