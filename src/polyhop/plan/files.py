@@ -17,7 +17,7 @@ def check_writable(file: Path, option: str) -> None:
     told = f"{option} {file}: cannot be written"
     if file.is_dir():
         raise ConfigError(f"{told}: it is a folder; name a file in it")
-    if not file.resolve().parent.is_dir():
+    if not Path(os.path.realpath(file)).parent.is_dir():  # which stands links in a circle
         raise ConfigError(f"{told}: there is no folder {file.parent}; make it first")
 
 
