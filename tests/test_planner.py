@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from polyhop import planner
+from polyhop.comm import Collective, run_in_threads
 from polyhop.datasets.synth import generate
 from polyhop.errors import ConfigError
 from polyhop.graph import Graph
 from polyhop.nn import GCN
-from polyhop.partition import partition
-from polyhop.plan import Law, Plan, load_machine
+from polyhop.partition import partition, share
+from polyhop.plan import Law, Plan, calibrate, load_machine, probe, save_machine
+from polyhop.plan.apart import ApartError
 from polyhop.trainer import Trainer
 
 
@@ -56,3 +59,50 @@ def test_a_plan_answers_what_fit_would_ask(
     assert fitted[0].limits == Trainer("auto", **given).plan(model, graph).limits
     with pytest.raises(ConfigError, match="'halo' cannot train"):
         Trainer("halo").plan(model, graph)
+
+
+def planned(line: Collective, graph: Graph) -> Plan:
+    """As ``Trainer.fit`` plans on ranks."""
+    model = GCN(graph.num_features, 8, 2, out_channels=graph.num_classes)
+    held = share(graph, partition(graph, line.num_ranks, "hash"), line.rank)
+    return Trainer("auto", max_epochs=5, progress="plain")._made_plan(model, held, line)
+
+
+def test_ranks_that_will_train_time_nothing_themselves(
+    make_graph: Callable[..., Graph], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the host nor the model: what that takes would be held on top of what the plan foresees."""
+    monkeypatch.setenv("POLYHOP_CACHE", str(tmp_path))
+
+    def refuse(*given: object, **named: object) -> None:
+        raise AssertionError("timed in a process that will train")
+
+    for module, name in ((probe, "_least_s"), (calibrate, "_best_s"), (calibrate, "others_busy")):
+        monkeypatch.setattr(module, name, refuse)  # here alone: another process imports its own
+    found = run_in_threads(2, planned, make_graph())
+    assert found[0] == found[1]
+    kept = load_machine()
+    assert kept is not None
+    assert len(kept.laws) == 1, "for the next run"
+    assert found[0].chosen.epoch_s > 0
+
+
+def test_where_no_process_can_be_started_ranks_time_and_say_so(
+    make_graph: Callable[..., Graph],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    host = load_machine()
+    assert host is not None
+    monkeypatch.setenv("POLYHOP_CACHE", str(tmp_path))
+    save_machine(replace(host, laws={}))
+
+    def refuse(*given: object, **named: object) -> None:
+        raise ApartError("no room for it")
+
+    monkeypatch.setattr(planner, "run_apart", refuse)
+    monkeypatch.setattr(planner, "measured_law", lambda *given, **named: Law(flop_s=1e-11))
+    assert run_in_threads(2, planned, make_graph())[0].chosen.epoch_s > 0
+    shown = capsys.readouterr()
+    assert "takes memory here: in one of its own, no room for it" in shown.out + shown.err

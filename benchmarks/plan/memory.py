@@ -29,7 +29,7 @@ from benchmarks.plan.memory_rank import MemoryJob
 from polyhop.forecast import Question, labelled, look_at, of_given, predictions
 from polyhop.partition import default_method, partition
 from polyhop.plan import Law, Link, Machine, Memory
-from polyhop.planner import inputs_of, measured_machine, training_of
+from polyhop.planner import PlanOptions, inputs_of, measured_machine, training_of
 from polyhop.trainer import Trainer
 
 __all__ = ["RUNS", "Held", "figures", "run"]
@@ -103,7 +103,7 @@ def run(*, is_quick: bool) -> Iterator[Figure]:
     os.environ.setdefault("POLYHOP_DATA", str(ROOT.parent / "shared" / "data"))
     process = _measured(MemoryJob(TINY, "", 1, "single"))[0]["run"]
     print(f"  a process that has trained next to nothing: {process / 1e6:.0f} MB", flush=True)
-    machine = replace(measured_machine(print), process_bytes=process)
+    machine = replace(measured_machine(PlanOptions(tell=print)), process_bytes=process)
     found = []
     for at in QUICK if is_quick else range(len(RUNS)):
         case, ranks, strategy, options = RUNS[at]
@@ -149,7 +149,9 @@ def _question(case_json: str, num_ranks: int) -> Question:
     training = training_of(case.built(graph), graph, trainer, inputs_of(graph), labelled(graph).numel())
     sight = look_at(graph, partition(graph, num_ranks, default_method(), seed=SEED), training)
     law = Law(2e-11, 5e-10, 1.5e-11, 5e-10, 1e-4, 16e6)
-    return Question(training, sight, num_ranks, measured_machine(print), Link(1e9, 1e-4), law, 1.0)
+    return Question(
+        training, sight, num_ranks, measured_machine(PlanOptions(tell=print)), Link(1e9, 1e-4), law, 1.0
+    )
 
 
 def _tell(each: Held) -> None:

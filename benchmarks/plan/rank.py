@@ -92,7 +92,7 @@ def _tried(found: Sequence[Prediction], job: Job) -> list[Prediction]:
 
 def _planned(held: SharedGraph, line: Collective, job: Job) -> Plan:
     trainer = _trainer(job, "auto", {})
-    options = PlanOptions(Limits(allows_approximate=True))
+    options = PlanOptions(Limits(allows_approximate=True), trains_here=True)
     return plan_together(job.case.built(held), held, trainer, line, options)  # type: ignore[arg-type]
 
 

@@ -79,8 +79,8 @@ def plan_virtual(
 ) -> Plan:
     """For so many ranks on hosts like this one, of a graph that nobody stores: its statistics are all there is."""
     training = _training_of_statistics(model, statistics, config)
-    machine = options.machine or measured_machine(options.tell)
-    machine, law = law_of(machine, training, options.tell, keeps=options.machine is None)
+    machine = options.machine or measured_machine(options)
+    machine, law = law_of(machine, training, options, keeps=options.machine is None)
     machine, sight = computing_machine(machine, graph), alike_sight(statistics, training, num_ranks)
     crowding = num_ranks / machine.cores if num_ranks > 1 else 0.0
     question = Question(training, sight, num_ranks, machine, options.link or machine.link, law, crowding)
@@ -148,7 +148,7 @@ def _timed(training: Training, cluster: Cluster, options: PlanOptions) -> tuple[
     assert cluster.machine is not None, "a cluster of published rates has a law of its own"
     is_here = options.machine is None and cluster.machine == HERE
     machine = options.machine or machine_of(cluster.machine)
-    return law_of(machine, training, options.tell, keeps=is_here)
+    return law_of(machine, training, options, keeps=is_here)
 
 
 def question_of_cluster(

@@ -10,7 +10,7 @@ import statistics as numbers
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -49,6 +49,7 @@ from polyhop.plan import (
     make_plan,
     save_machine,
 )
+from polyhop.plan.apart import ApartError, run_apart
 from polyhop.plan.calibrate import measure_cores, measure_messages, measured_law
 from polyhop.plan.computed import computing_machine
 from polyhop.plan.learn import corrected, learn
@@ -97,6 +98,7 @@ FOR_ALL |= {"labor_dependence", "feature_dtype", "num_workers", "spill_dir", "ca
 _ALSO = {"split_groups", "device_cache"}  # as the trainer names what sets a way apart
 
 Tell = Callable[[str], None]
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,16 @@ class PlanOptions:
     is_given: bool = (
         False  # the strategy trains with its options as they are: nothing is chosen, one way foreseen
     )
+    trains_here: bool = False  # this process will train: what is measured for the plan is, in one of its own
+
+    def measure(self, function: Callable[..., _Found], *given: Any, **named: Any) -> _Found:
+        """What comes of a function that times this host; a process that will train must not hold what that takes."""
+        if self.trains_here:
+            try:
+                return run_apart(function, *given, **named)
+            except ApartError as error:
+                self.tell(f"measured in this process, which takes memory here: in one of its own, {error}")
+        return function(*given, **named)
 
 
 def inputs_of(graph: Graph | SharedGraph) -> Inputs:
@@ -176,8 +188,8 @@ def plan_graph(
         check_foreseen(config.strategy, _own_options(config))
     known = inputs or inputs_of(graph)
     training = training_of(model, graph, config, known, labelled(graph).numel())
-    machine = options.machine or measured_machine(options.tell)
-    machine, law = law_of(machine, training, options.tell, keeps=options.machine is None)
+    machine = options.machine or measured_machine(options)
+    machine, law = law_of(machine, training, options, keeps=options.machine is None)
     ranks = partition.num_parts
     sight = look_at(graph, partition, training)
     question = Question(
@@ -204,15 +216,14 @@ def plan_together(
     link, message_s, byte_s = measure_messages(line)
     sight, crowding = _sight(graph, training, line), ranks_to_a_core(line)
     made: dict[str, Any] | None = None
-    machine = options.machine or _known_machine(line, options.tell)
+    machine = options.machine or _known_machine(line, options)
     machine = replace(machine, message_s=message_s, byte_s=byte_s)
     if isinstance(graph.part, ProceduralPart):
         machine = computing_machine(machine, graph.part.graph)
-    # All ranks time steps at once, as they will train at once; rank 0's times count.
-    machine, law = law_of(machine, training, options.tell, keeps=options.machine is None and line.rank == 0)
     if line.rank == 0:
-        question = Question(training, sight, line.num_ranks, machine, options.link or link, law, crowding)
         try:
+            machine, law = law_of(machine, training, options, keeps=options.machine is None)
+            question = Question(training, sight, line.num_ranks, machine, options.link or link, law, crowding)
             made = {"plan": _plan(question, config, options, graph.name).to_json()}
         except PolyhopError as error:  # the others wait for an answer
             made = {"error": str(error)}
@@ -241,20 +252,20 @@ def _agreed(inputs: Inputs, graph: SharedGraph, line: Collective) -> Inputs:
     return replace(inputs, row_length=total / max(1.0, count))
 
 
-def _known_machine(line: Collective, tell: Tell) -> Machine:
+def _known_machine(line: Collective, options: PlanOptions) -> Machine:
     """Rank 0's, on every rank."""
-    own = measured_machine(tell).to_json() if line.rank == 0 else None
+    own = measured_machine(options).to_json() if line.rank == 0 else None
     return Machine.from_json(share_value(own, line))
 
 
-def measured_machine(tell: Tell) -> Machine:
+def measured_machine(options: PlanOptions) -> Machine:
     """As kept in the cache; measured now where it is not, messages as between processes of a host like this one."""
     found = load_machine()
     if found is None:
-        tell("measuring this host, once (polyhop env --calibrate does it again)")
-        found = measure_cores()
+        options.tell("measuring this host, once (polyhop env --calibrate does it again)")
+        found = options.measure(measure_cores)
         found = replace(found, message_s=1.5e-4, byte_s=3e-10, link=Link(1.5e9, 4e-4))
-        _keep(found, tell)
+        _keep(found, options.tell)
     return found
 
 
@@ -283,15 +294,18 @@ def strategies_taking(config: Config) -> list[str]:
     return found
 
 
-def law_of(machine: Machine, training: Training, tell: Tell, *, keeps: bool) -> tuple[Machine, Law]:
+def law_of(machine: Machine, training: Training, options: PlanOptions, *, keeps: bool) -> tuple[Machine, Law]:
     """Of the model; measured where it was not yet, and kept."""
     kind = kind_of(training)
     if kind not in machine.laws and ANY_MODEL in machine.laws:
         return machine, machine.laws[ANY_MODEL]
     if kind not in machine.laws:
-        tell(f"timing steps of {type(training.model).__name__}")
+        options.tell(f"timing steps of {type(training.model).__name__}")
         parameter = training.weights[0]
-        law = measured_law(
+        if parameter.device.type != "cpu":  # steps there take memory of the device, which is given back
+            options = replace(options, trains_here=False)
+        law = options.measure(
+            measured_law,
             training.model,
             training.inputs.num_features,
             input_values=training.inputs.row_length,
@@ -302,7 +316,7 @@ def law_of(machine: Machine, training: Training, tell: Tell, *, keeps: bool) -> 
         machine = machine.with_law(kind, law)
         stored = load_machine() if keeps else None
         if stored is not None:
-            _keep(stored.with_law(kind, law), tell)
+            _keep(stored.with_law(kind, law), options.tell)
     return machine, machine.laws[kind]
 
 

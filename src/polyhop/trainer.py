@@ -187,7 +187,7 @@ class Trainer(Config):
         model.to(placement.device, placement.dtype)
         tell = _say if self._is_told(line) else lambda text: None
         limits = replace(self._limits, allows_approximate=self.allow_approximate or is_given)
-        options = PlanOptions(limits, tell=tell, is_given=is_given)
+        options = PlanOptions(limits, tell=tell, is_given=is_given, trains_here=True)
         if isinstance(graph, Graph) and line is None:
             return self.plan(model, graph, options=options)
         if isinstance(graph, Graph) or line is None:

@@ -345,7 +345,14 @@ def test_heads_are_part_of_a_plan(polyhop, small: list[str], tiny_dir: Path) -> 
 def test_plans_are_written_where_they_can_be(polyhop, tiny_dir: Path) -> None:
     plan = ["plan", "tiny", "--data-dir", tiny_dir, "--workers", 2]
     Path("folder").mkdir()
-    for out, told in (("none/plan.json", "there is no folder none"), ("folder", "it is a folder")):
+    Path("circle").symlink_to("around")
+    Path("around").symlink_to("circle")
+    refused = {
+        "none/plan.json": "there is no folder none",
+        "folder": "it is a folder",
+        "circle": "it is a link that leads back to itself",
+    }
+    for out, told in refused.items():
         shown = polyhop(*plan, "--out", out)
         assert shown.code == 1
         assert f"--out {out}: cannot be written: {told}" in shown.err
@@ -455,6 +462,10 @@ def test_a_plan_of_one_process_is_obeyed(polyhop, small: list[str], tiny_dir: Pa
         (["--deadline", "-1"], "--deadline -1.0: expected a number above 0"),
         (["--budget", "0.000001"], "--budget needs prices"),
         (["--machine", "none.json"], "not a file of 'polyhop env --calibrate'"),
+        (
+            ["--workers", "1", "--link", "1gbit"],
+            "--link is between ranks, and one rank has nobody to send to",
+        ),
         (["--workers", "81"], "--workers 81: 'tiny' has 80 nodes"),
         (["--workers", "129"], "looked at, which is done for up to 128 ranks; for more, describe the hosts"),
     ],

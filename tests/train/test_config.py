@@ -63,6 +63,15 @@ def test_batch_size_without_fan_outs_warns() -> None:
         Config(batch_size=64)
 
 
+def test_a_cache_on_the_full_graph_warns() -> None:
+    with pytest.warns(UserWarning, match="cache=1MB is ignored: on the full graph"):
+        Config(cache="1MB")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Config(cache="1MB", num_neighbors=[3])
+        Config(cache=0)
+
+
 def test_momentum_without_sgd_warns() -> None:
     with pytest.warns(UserWarning, match="momentum is for"):
         Config(momentum=0.9)

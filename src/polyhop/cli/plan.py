@@ -273,6 +273,10 @@ def _check_used(context: typer.Context, mode: str, partitioner: str, *, has_stat
             raise ConfigError(
                 f"{_option(context, name)} is not used with --statistics, which were measured before: leave it out"
             )
+    if "link" in given and mode == _HERE and (context.params["workers"] or 1) == 1:
+        raise ConfigError(
+            "--link is between ranks, and one rank has nobody to send to: add --workers N, or leave it out"
+        )
     if "latency" in given and "link" not in given:
         raise ConfigError("--latency is of the links that --link gives: give both, or leave it out")
     if partitioner == "compare" and mode != _HERE:

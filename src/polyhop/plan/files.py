@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,8 +18,18 @@ def check_writable(file: Path, option: str) -> None:
     told = f"{option} {file}: cannot be written"
     if file.is_dir():
         raise ConfigError(f"{told}: it is a folder; name a file in it")
-    if not Path(os.path.realpath(file)).parent.is_dir():  # which stands links in a circle
+    if _leads_back(file):
+        raise ConfigError(f"{told}: it is a link that leads back to itself; remove it")
+    if not Path(os.path.realpath(file)).parent.is_dir():
         raise ConfigError(f"{told}: there is no folder {file.parent}; make it first")
+
+
+def _leads_back(file: Path) -> bool:
+    try:
+        file.stat()
+    except OSError as error:
+        return error.errno == errno.ELOOP
+    return False
 
 
 @contextmanager
@@ -27,10 +38,9 @@ def replaced_whole(file: Path) -> Iterator[Path]:
     if file.exists() and not file.is_file():  # a device or a pipe stays what it is
         yield file
         return
-    try:
-        file = file.resolve()  # what a link names is replaced, not the link
-    except RuntimeError as error:
-        raise OSError(f"{file} is a link that leads back to itself") from error
+    if _leads_back(file):
+        raise OSError(f"{file} is a link that leads back to itself")
+    file = file.resolve()  # what a link names is replaced, not the link
     beside = file.with_name(f".{os.getpid()}.{file.name}")
     try:
         yield beside

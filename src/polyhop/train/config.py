@@ -322,6 +322,13 @@ class Config:
                 UserWarning,
                 stacklevel=4,
             )
+        if self.cache_bytes and self.num_neighbors is None:
+            warnings.warn(
+                f"cache={self.cache} is ignored: on the full graph every rank holds the input rows that it reads from the "
+                "start (for mini-batches give one fan-out per layer, such as num_neighbors=[15, 10])",
+                UserWarning,
+                stacklevel=4,
+            )
 
     @property
     def memory_bytes(self) -> int | None:
