@@ -40,12 +40,11 @@ def run_apart(
         task = pickle.dumps((function, given, named))
     except Exception as error:  # pickle raises whatever the object's own methods do
         raise ApartError(f"cannot be sent: {error}") from error
-    paths = [
-        path or os.getcwd() for path in sys.path
-    ]  # whatever was imported here is imported from the same place
+    # Whatever was imported here is imported there from the same place.
+    paths = [str(path) or os.getcwd() for path in sys.path]
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
+            [sys.executable or "python", "-m", __name__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
