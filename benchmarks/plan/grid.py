@@ -27,7 +27,7 @@ from benchmarks.plan import rank as one_rank
 from benchmarks.plan import ways
 from benchmarks.plan.cases import CASES, UNSEEN, Case, Job
 from benchmarks.plan.ways import Timed
-from polyhop.plan import Prediction
+from polyhop.plan import Plan
 from polyhop.plan.search import NEAR
 
 __all__ = ["figures", "run"]
@@ -84,7 +84,7 @@ def _measured(case: Case, ranks: int, turns: int) -> list[Timed]:
 
 def _phase(case: Case, told: Sequence[dict[str, Any]], load: float) -> Iterator[Timed]:
     first = told[0]
-    foreseen = {each["name"]: each for each in first["plan"]["ranked"]}
+    foreseen = {one.prediction.name: one.prediction for one in Plan.from_json(first["plan"]).ranked}
     for name, epochs in first["epochs"].items():
         turns = range(len(epochs))
         seconds = statistics.median(max(one["epochs"][name][turn]["s"] for one in told) for turn in turns)
@@ -95,13 +95,13 @@ def _phase(case: Case, told: Sequence[dict[str, Any]], load: float) -> Iterator[
             len(told),
             first["mbit"],
             name,
-            given["strategy"],
-            given["is_exact"],
-            given["foreseen_s"] or given["epoch_s"],
+            given.strategy,
+            given.is_exact,
+            given.foreseen_s or given.epoch_s,
             seconds,
-            sum(given["bytes"].values()),
+            sum(given.sent.values()),
             sent,
-            Prediction.from_json(given).memory.most,
+            given.memory.most,
             load,
         )
 
