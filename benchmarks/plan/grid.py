@@ -2,6 +2,7 @@
 
 For every case (a model on a graph, with mini-batches or without) on 2 and on 4 ranks all ways that are foreseen take turns,
 five times one to three epochs each, at two rates of the links. At each rate the plan is made anew, on the links as they are.
+``POLYHOP_GRID=full/4`` times some of them again, here the full graphs on 4 ranks; figures are then of these and of what was.
 
 ``choice_regret`` is the time of the way that was chosen over the best that was measured, of those that the choice was among:
 exact ones, and for the full graph once more all of them. Figures are given twice: as foreseen, and with what the other cases
@@ -50,17 +51,39 @@ def run(*, is_quick: bool) -> Iterator[Figure]:
         return
     os.environ.setdefault("POLYHOP_DATA", str(ROOT.parent / "shared" / "data"))
     found: list[Timed] = []
-    for case in CASES[:1] + CASES[4:5] if is_quick else CASES + UNSEEN:
-        for ranks in RANKS[:1] if is_quick else RANKS:
-            start = time.perf_counter()
-            seen = _measured(case, ranks, 1 if is_quick else 5)
-            print(f"  {case.name}, {ranks} ranks: {time.perf_counter() - start:.0f} s in all", flush=True)
-            for each in seen:
-                _tell(each)
-            found += seen
+    for case, ranks in _wanted(is_quick):
+        start = time.perf_counter()
+        seen = _measured(case, ranks, 1 if is_quick else 5)
+        print(f"  {case.name}, {ranks} ranks: {time.perf_counter() - start:.0f} s in all", flush=True)
+        for each in seen:
+            _tell(each)
+        found += seen
     if not is_quick:
+        found = found + _others(found)
         ways.write(found)
     yield from figures(found)
+
+
+def _wanted(is_quick: bool) -> list[tuple[Case, int]]:
+    """``$POLYHOP_GRID`` chooses: part of a case's name / ranks, such as ``full/4``; the rest is then what it was."""
+    if is_quick:
+        return [(case, RANKS[0]) for case in (CASES[0], CASES[4])]
+    text, _, ranks = os.environ.get("POLYHOP_GRID", "").partition("/")
+    every = [(case, each) for case in CASES + UNSEEN for each in RANKS]
+    found = [(case, each) for case, each in every if text in case.name and ranks in ("", str(each))]
+    if not found:
+        raise ValueError(
+            f"POLYHOP_GRID={text}/{ranks}: no case of {sorted({case.name for case, _ in every})}"
+        )
+    return found
+
+
+def _others(found: Sequence[Timed]) -> list[Timed]:
+    """Of the table, the groups that were not timed now, if only some were asked for."""
+    if not os.environ.get("POLYHOP_GRID"):
+        return []
+    groups = {each.group for each in found}
+    return [each for each in ways.read() if each.group not in groups]
 
 
 def _measured(case: Case, ranks: int, turns: int) -> list[Timed]:
@@ -180,10 +203,27 @@ def _by_strategy(found: Sequence[Timed], times: dict[int, float]) -> str:
 
 
 def _bytes(found: Sequence[Timed]) -> Iterator[Figure]:
-    for end, is_drawn in (("full", False), ("drawn", True)):
-        here = [each for each in found if (each.strategy in ("data", "split", "pushpull")) == is_drawn]
-        here = [each for each in here if each.strategy in ("data", "split", "pushpull", "halo")]
-        here = [each for each in here if "adaptive" not in each.name]
+    """Worst where they are known beforehand; medians where they follow from cuts that are made later, or from the run."""
+
+    def kind_of(each: Timed) -> str:
+        if each.strategy == "macro":
+            return "windows"  # a pool that fills as the run goes on
+        if "adaptive" in each.name:
+            return "adaptive"  # widths follow from the rows
+        if each.strategy == "pipeline":
+            return "ways" if " ways" in each.name else "full"
+        return "full" if each.strategy == "halo" else "drawn"
+
+    for kind, is_worst in (
+        ("full", True),
+        ("drawn", True),
+        ("ways", False),
+        ("windows", False),
+        ("adaptive", False),
+    ):
+        here = [each for each in found if kind_of(each) == kind]
         if here:
             errors = [abs(each.foreseen_bytes / max(each.measured_bytes, 1.0) - 1) for each in here]
-            yield Figure(f"bytes_error_{end}", max(errors), "relative", f"worst of {len(here)}", at_most=0.1)
+            told = f"{len(here)} ways, worst {max(errors):.3f}, median {statistics.median(errors):.3f}"
+            error = max(errors) if is_worst else statistics.median(errors)
+            yield Figure(f"bytes_error_{kind}", error, "relative", told, at_most=0.1)

@@ -233,6 +233,32 @@ def test_deep_models_have_stages_and_shallow_ones_no_more_than_layers(graph: Gra
     assert shallow == {2}
 
 
+@pytest.mark.parametrize("kind", ["gcn", "sage", "gat", "gcnii"])
+def test_bytes_of_stages_are_exact_and_of_ways_within_a_tenth(graph: Graph, kind: str) -> None:
+    """One way: every row crosses. Several: parts for them are cut later, rows between them are foreseen from the parts."""
+    pytest.importorskip("pymetis")
+    parts = partition(graph, 4, "metis")
+    make = models(graph.num_features, graph.num_classes)[kind]
+    ways = [each for each in by_name(asked(graph, make(), parts)).values() if each.strategy == "pipeline"]
+    assert len(ways) >= 3
+    for given in ways:
+        counted = run_in_threads(4, sent, graph, parts, make, given, {"layer_costs": "counted"})
+        most = max(cost.only("hidden", "gradients").total_bytes for cost in counted)
+        is_hybrid = "ways" in given.name
+        assert given.sent_bytes == pytest.approx(most, rel=0.1 if is_hybrid else 1e-3), given.name
+
+
+@pytest.mark.parametrize("num_groups", [2, 4])
+def test_parts_that_are_joined_read_what_parts_made_for_that_number_do(graph: Graph, num_groups: int) -> None:
+    pytest.importorskip("pymetis")
+    of = models(graph.num_features, graph.num_classes)["gcn"]
+    cut = asked(graph, of(), partition(graph, 8, "metis")).sight.cut
+    made = asked(graph, of(), partition(graph, num_groups, "metis")).sight.cut
+    assert cut.replicas_of(num_groups) == pytest.approx(made.replicas, rel=0.15)
+    assert cut.replicas_of(1) == 0
+    assert cut.replicas_of(num_groups) <= num_groups - 1
+
+
 def test_batch_norm_is_for_halo_alone(graph: Graph) -> None:
     normed = GCN(graph.num_features, 16, 3, out_channels=graph.num_classes, norm="batch")
     assert {each.strategy for each in predictions(asked(graph, normed, partition(graph, 2, "hash")))} <= {

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 from benchmarks.plan import ways  # noqa: E402
 from benchmarks.plan.cases import CASES, Case  # noqa: E402
-from benchmarks.plan.grid import _phase, figures  # noqa: E402
+from benchmarks.plan.grid import _others, _phase, _wanted, figures  # noqa: E402
 
 from polyhop.plan import Limits, Memory, Prediction, make_plan  # noqa: E402
 
@@ -67,4 +67,25 @@ def test_a_choice_is_judged_by_what_was_measured(tmp_path: Path) -> None:
     assert named["time_error"].value == 0.0
     assert named["choice_regret"].is_met
     ways.write(found, tmp_path / "ways.csv")
+    bytes_of = named["bytes_error_full"]
+    assert bytes_of.value == 0.0
     assert list(ways.read(tmp_path / "ways.csv")) == found
+
+
+def test_some_cases_can_be_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    every = _wanted(is_quick=False)
+    assert len(every) == 24
+    monkeypatch.setenv("POLYHOP_GRID", "full/4")
+    some = _wanted(is_quick=False)
+    assert {ranks for _, ranks in some} == {4}
+    assert [case for case, _ in some] == [
+        case for case, ranks in every if ranks == 4 and case.fan_outs is None
+    ]
+    kept = ways.read()
+    again = [each for each in kept if each.num_ranks == 4 and each.case.endswith("full")]
+    assert len(_others(again)) + len(again) == len(kept)
+    monkeypatch.setenv("POLYHOP_GRID", "nothing")
+    with pytest.raises(ValueError, match="no case of"):
+        _wanted(is_quick=False)
+    monkeypatch.delenv("POLYHOP_GRID")
+    assert _others(again) == []

@@ -48,6 +48,8 @@ __all__ = [
 POOL_BYTES = 2 << 30  # of windows, unless the user says otherwise
 _CACHED = (1 / 16, 1 / 4)  # of the rows of others
 _SPREAD = 0.5  # rows that parts read of one another grow with about this power of their number
+# Parts made for half the number read so much of what parts joined two and two read (METIS, 9 graphs: 0.79 to 0.98).
+_CUT_ANEW = 0.9
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,13 +78,26 @@ class Cut:
         """The same if there were so many parts."""
         if self.known is not None:
             return self.known(num_parts)
+        if num_parts < self.num_parts:
+            return self._replicas_joined(num_parts) * math.pow(
+                _CUT_ANEW, math.log2(self.num_parts / num_parts)
+            )
         by_power = self.replicas * float((num_parts / self.num_parts) ** _SPREAD)
-        if num_parts <= self.num_parts or self.num_parts == 1:
+        if num_parts == self.num_parts or self.num_parts == 1:
             return by_power
         most = float(self.edges.sum() / self.nodes.sum().clamp(min=1))  # a row for every edge
         return min(
             most, math.sqrt(by_power * self._replicas_by_chance(num_parts))
         )  # graphs lie between the two
+
+    def _replicas_joined(self, num_groups: int) -> float:
+        """Of groups of parts that follow each other, which lie together; what two parts of a group read falls by chance."""
+        group = torch.arange(self.num_parts) * num_groups // self.num_parts
+        unread = 1 - (self.halo / self.nodes.clamp(min=1)[:, None]).clamp(max=1)
+        groups = range(num_groups)
+        read = torch.stack([1 - unread[:, group == at].prod(1) for at in groups], 1)  # [P, groups]
+        read[torch.arange(self.num_parts), group] = 0
+        return float((self.nodes[:, None] * read).sum() / self.nodes.sum().clamp(min=1))
 
     def _replicas_by_chance(self, num_pieces: int) -> float:
         """Of parts cut smaller, if the edges of a node fell on pieces by chance: where most rows are read by every piece,

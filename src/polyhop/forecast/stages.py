@@ -21,12 +21,15 @@ from polyhop.forecast.memory import stage_memory
 from polyhop.forecast.question import Question
 from polyhop.forecast.sight import Cut
 from polyhop.graph import Sizes
-from polyhop.nn.counts import walk
 from polyhop.nn.model import Model
 from polyhop.plan import Prediction
+from polyhop.strategies.data_cost import account_gradients
 from polyhop.strategies.pipeline_balance import balance
+from polyhop.strategies.pipeline_pieces import Pieces
+from polyhop.strategies.pipeline_profile import cut_matters, is_measured
 from polyhop.strategies.pipeline_schedule import Layout, Task, fill_drain, split_ways
 from polyhop.strategies.pipeline_setup import checked_model, num_sweeps
+from polyhop.strategies.pipeline_shared import divided
 from polyhop.strategies.pipeline_simulate import simulate
 
 __all__ = ["of_layout", "predictions"]
@@ -71,6 +74,7 @@ class _Chunked:
     layer_s: list[float]  # of each layer on one chunk, forward and backward
     bounds: tuple[int, ...]
     columns: list[int]  # that cross each boundary
+    weights: list[int]  # values whose gradients the ways of each stage sum
     chunk_rows: float
 
 
@@ -137,21 +141,27 @@ def _pieces(question: Question, model: Model, cut: Cut, layout: Layout, num_chun
     ]
     around = question.training.counts.around(rows, question.training.num_train / num_chunks)
     layer_s[-1] += question.law.seconds(around)
-    states = [
-        sum(_width(value) for value in each.state.values())
-        for each in walk(model, question.training.inputs.num_features)
-    ]
-    bounds = balance(layer_s, layout.num_stages, [float(width) for width in states])
-    columns = [states[stop - 1] for _, stop in pairwise(bounds)][:-1]
-    return _Chunked(layer_s, bounds, columns, rows)
+    parts, balanced_by = _divided(question, model, layout), layer_s
+    counted = parts.costs(
+        training.inputs.num_features, training.num_nodes, training.num_edges, training.inputs.row_length
+    )
+    if not is_measured("auto", counted, num_chunks, cut_matters=cut_matters(parts, 32)):
+        balanced_by = counted  # as the run does
+    crossing = [float(parts.columns(layer)) for layer in range(parts.num_layers)]
+    bounds = balance(balanced_by, layout.num_stages, crossing)
+    named = {name: p.numel() for name, p in model.named_parameters() if p.requires_grad}
+    spans = [parts.of_span(first, stop) for first, stop in pairwise(bounds)]
+    weights = [sum(named[name] for name in span if name in named) for span in spans]
+    return _Chunked(layer_s, bounds, [parts.columns(at) for at in bounds[1:-1]], weights, rows)
 
 
-def _width(rows: object) -> int:
-    shape = rows.shape[1:] if hasattr(rows, "shape") else ()
-    found = 1
-    for each in shape:
-        found *= int(each)
-    return found
+def _divided(question: Question, model: Model, layout: Layout) -> Pieces:
+    """What crosses between layers."""
+    training = question.training
+    pieces = Pieces.of(model, training.inputs.num_features)
+    return divided(
+        pieces, model, training.num_nodes, training.inputs.num_features, "auto", 32, layout.num_ways
+    )
 
 
 def _exchange_s(question: Question, cut: Cut, layout: Layout, pieces: _Chunked) -> list[float]:
@@ -171,8 +181,7 @@ def _exchange_s(question: Question, cut: Cut, layout: Layout, pieces: _Chunked) 
 def _sizes_between(question: Question, cut: Cut, layout: Layout, pieces: _Chunked) -> list[float]:
     """Bytes of those rows."""
     rows = pieces.chunk_rows * cut.replicas_of(layout.num_ways)
-    widths = [min(layer.in_columns, layer.mapped_columns) for layer in question.training.counts.layers]
-    return [rows * width * question.training.value_bytes for width in widths]
+    return [rows * width * question.training.value_bytes for width in _given_columns(question)]
 
 
 def _between_s(question: Question, cut: Cut, layout: Layout, pieces: _Chunked) -> float:
@@ -188,21 +197,25 @@ def _hands_s(question: Question, num_bytes: float, num_messages: int = 1) -> flo
 
 
 def _sent(question: Question, cut: Cut, layout: Layout, pieces: _Chunked, sweeps: int) -> dict[str, float]:
-    """Bytes of the rank that sends most: both directions of the widest boundary, and rows between ways."""
-    rows = question.training.num_nodes / layout.num_ways
-    inner = layout.num_stages > 2
-    boundary = max(pieces.columns) * rows * question.training.value_bytes * ((2 if inner else 1) + sweeps)
+    """Bytes of the rank that sends most: rows to the next stage, gradients to the one before, rows between ways."""
+    training, last = question.training, layout.num_stages - 1
+    row_bytes = training.num_nodes / layout.num_ways * training.value_bytes
     share = 0.0 if layout.num_ways == 1 else cut.replicas_of(layout.num_ways)
-    widths = [min(layer.in_columns, layer.mapped_columns) for layer in question.training.counts.layers[1:]]
-    per_stage = sum(widths) / layout.num_stages
-    between = rows * share * per_stage * question.training.value_bytes * (2 + sweeps)
-    weights = (
-        2
-        * (layout.num_ways - 1)
-        * question.training.num_parameters
-        / layout.num_stages
-        * question.training.value_bytes
-        / layout.num_ways
-    )
-    sent = {"hidden": boundary + between}
-    return sent | ({"gradients": weights} if weights else {})
+
+    def sent_by(stage: int) -> dict[str, float]:
+        forward = pieces.columns[stage] if stage < last else 0
+        backward = pieces.columns[stage - 1] if stage else 0
+        between = share * sum(_given_columns(question)[pieces.bounds[stage] : pieces.bounds[stage + 1]])
+        summed = account_gradients([pieces.weights[stage]], training.value_bytes, layout.num_ways, 0)
+        return {
+            "hidden": row_bytes * ((1 + sweeps) * (forward + between) + backward + between),
+            "gradients": float(summed.bytes.get("gradients", 0)),
+        }
+
+    most = max((sent_by(stage) for stage in range(layout.num_stages)), key=lambda each: sum(each.values()))
+    return {kind: count for kind, count in most.items() if count or kind == "hidden"}
+
+
+def _given_columns(question: Question) -> list[int]:
+    """Of each layer: what a row has that another way reads. The first layer's inputs are there from the start."""
+    return [0, *(layer.in_columns for layer in question.training.counts.layers[1:])]
