@@ -68,7 +68,9 @@ def foreseen(comparison: Comparison, system: Mapping[str, Any]) -> Prediction:
             given["stages"], given["stages"]
         )
         chunks = given["chunks_per_device"] * cluster.num_ranks
-        return of_given(question, "pipeline", {"stages": stages, "chunks": chunks})
+        # Theirs divides layers by what they take there; ours counts them where a rank makes shared rows for itself.
+        asked = {"stages": stages, "chunks": chunks, "layer_costs": "measured"}
+        return of_given(question, "pipeline", asked)
     if system["strategy"] in ("halo", "macro"):
         return of_given(question, system["strategy"], given)
     depth = question.training.counts.num_layers if system["strategy"] == "split" else 0

@@ -45,6 +45,7 @@ def asked(fan_outs: list[int] | None = None, bytes_per_s: float = 1e8, **more: A
         ("pipeline", {}, "pipeline, 4 stages, 16 chunks"),
         ("pipeline", {"stages": 2, "chunks": 12}, "pipeline, 2 stages of 2 ways, 12 chunks"),
         ("pipeline", {"stages": 2, "chunks": 2}, "pipeline, 2 stages of 2 ways, one chunk a way"),
+        ("pipeline", {"stages": 4, "chunks": 8, "layer_costs": "measured"}, "pipeline, 4 stages, 8 chunks"),
     ],
 )
 def test_the_full_graph(strategy: str, given: dict[str, Any], name: str) -> None:

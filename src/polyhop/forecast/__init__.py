@@ -121,6 +121,6 @@ def _of_batches(question: Question, strategy: str, given: Mapping[str, Any]) -> 
 def _of_stages(question: Question, given: Mapping[str, Any]) -> Iterator[Prediction]:
     num_stages = given.get("stages") or question.num_ranks
     num_chunks = given.get("chunks") or _CHUNKS_PER_RANK * question.num_ranks
-    found = stages.of_layout(question, num_stages, num_chunks)
+    found = stages.of_layout(question, num_stages, num_chunks, given.get("layer_costs", "auto"))
     if found is not None:
         yield found

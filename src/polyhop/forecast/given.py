@@ -16,7 +16,7 @@ FORESEEN: Mapping[str, frozenset[str]] = {
     "split": frozenset({"cache", "split_depth"}),
     "pushpull": frozenset(),
     "halo": frozenset({"bits", "halo", "halo_sums", "naive_halo", "overlap", "recompute"}),
-    "pipeline": frozenset({"stages", "chunks"}),
+    "pipeline": frozenset({"chunks", "layer_costs", "stages"}),
     "serverless": frozenset({"functions", "intervals"}),
 }
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from polyhop.errors import PolyhopError
 from polyhop.forecast.memory import stage_memory
@@ -53,8 +54,10 @@ def predictions(question: Question) -> Iterator[Prediction]:
                 yield _prediction(question, model, cut, layout, times * question.num_ranks)
 
 
-def of_layout(question: Question, num_stages: int, num_chunks: int) -> Prediction | None:
-    """One layout; None where the ranks or the model's layers cannot be spread so."""
+def of_layout(
+    question: Question, num_stages: int, num_chunks: int, layer_costs: str = "auto"
+) -> Prediction | None:
+    """One layout; None where the ranks or the model's layers cannot be spread so. ``layer_costs``: as runs are given it."""
     try:
         model = checked_model(question.training.model)
     except PolyhopError:
@@ -64,7 +67,7 @@ def of_layout(question: Question, num_stages: int, num_chunks: int) -> Predictio
     layout = Layout(num_stages, question.num_ranks // num_stages)
     if num_chunks < layout.num_ways:
         return None
-    return _prediction(question, model, question.sight.cut, layout, num_chunks)
+    return _prediction(question, model, question.sight.cut, layout, num_chunks, layer_costs)
 
 
 @dataclass(frozen=True)
@@ -78,9 +81,11 @@ class _Chunked:
     chunk_rows: float
 
 
-def _prediction(question: Question, model: Model, cut: Cut, layout: Layout, num_chunks: int) -> Prediction:
+def _prediction(
+    question: Question, model: Model, cut: Cut, layout: Layout, num_chunks: int, layer_costs: str = "auto"
+) -> Prediction:
     is_exact = num_chunks == layout.num_ways
-    pieces = _pieces(question, model, cut, layout, num_chunks)
+    pieces = _pieces(question, model, cut, layout, num_chunks, layer_costs)
     sweeps = 0 if is_exact else num_sweeps("auto", model, 1, has_past_gradients=False)
     # Ways with as many chunks each do the same at the same time: one is played for all.
     played_ways = layout.num_ways if num_chunks % layout.num_ways else 1
@@ -107,7 +112,8 @@ def _prediction(question: Question, model: Model, cut: Cut, layout: Layout, num_
     at_least = computing * max(question.crowding, 1e-9) / question.num_ranks
     seconds = max(played.seconds * (1 + _FORWARD * sweeps), at_least)
     sent = _sent(question, cut, layout, pieces, sweeps)
-    options = {"stages": layout.num_stages, "chunks": num_chunks}
+    options: dict[str, Any] = {"stages": layout.num_stages, "chunks": num_chunks}
+    options |= {"layer_costs": layer_costs} if layer_costs != "auto" else {}
     ways = f" of {layout.num_ways} ways" if layout.num_ways > 1 else ""
     chunks = "one chunk a way" if is_exact else f"{num_chunks} chunks"
     return Prediction(
@@ -128,7 +134,9 @@ def _prediction(question: Question, model: Model, cut: Cut, layout: Layout, num_
     )
 
 
-def _pieces(question: Question, model: Model, cut: Cut, layout: Layout, num_chunks: int) -> _Chunked:
+def _pieces(
+    question: Question, model: Model, cut: Cut, layout: Layout, num_chunks: int, layer_costs: str
+) -> _Chunked:
     training = question.training
     rows = training.num_nodes / num_chunks
     edges = training.num_edges / num_chunks
@@ -139,13 +147,13 @@ def _pieces(question: Question, model: Model, cut: Cut, layout: Layout, num_chun
         question.law.seconds(layer.of(sizes, rows if at else None))
         for at, layer in enumerate(question.training.counts.layers)
     ]
-    around = question.training.counts.around(rows, question.training.num_train / num_chunks)
-    layer_s[-1] += question.law.seconds(around)
+    layer_s[0] += question.law.seconds(training.counts.before(rows))
+    layer_s[-1] += question.law.seconds(training.counts.after(training.num_train / num_chunks))
     parts, balanced_by = _divided(question, model, layout), layer_s
     counted = parts.costs(
         training.inputs.num_features, training.num_nodes, training.num_edges, training.inputs.row_length
     )
-    if not is_measured("auto", counted, num_chunks, cut_matters=cut_matters(parts, 32)):
+    if not is_measured(layer_costs, counted, num_chunks, cut_matters=cut_matters(parts, 32)):
         balanced_by = counted  # as the run does
     crossing = [float(parts.columns(layer)) for layer in range(parts.num_layers)]
     bounds = balance(balanced_by, layout.num_stages, crossing)

@@ -119,12 +119,19 @@ class ModelCounts:
 
     def around(self, num_inputs: float, num_outputs: float) -> Counts:
         """What comes before and after the layers, and the loss."""
-        rows = 3.0 * num_outputs * self.layers[-1].out_columns
-        flops = 6.0 * num_outputs * self.finish
+        return self.before(num_inputs) + self.after(num_outputs)
+
+    def before(self, num_inputs: float) -> Counts:
+        """The products of input rows that are no layer's."""
         if self.input_values is None:
-            return Counts((), flops + 4.0 * num_inputs * self.begin, rows, 1.0)
+            return Counts((), 4.0 * num_inputs * self.begin)
         values = 2.0 * num_inputs * self.begin * self.input_values / max(1, self.num_features)
-        return Counts(((values, _BYTES * self.begin),), flops, rows, 1.0)
+        return Counts(((values, _BYTES * self.begin),))
+
+    def after(self, num_outputs: float) -> Counts:
+        """What output rows become, and the loss."""
+        rows = 3.0 * num_outputs * self.layers[-1].out_columns
+        return Counts((), 6.0 * num_outputs * self.finish, rows, 1.0)
 
 
 def count_model(model: nn.Module, num_features: int, input_values: float | None = None) -> ModelCounts:
