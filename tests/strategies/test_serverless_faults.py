@@ -234,7 +234,12 @@ def signalled(graph: Graph, monkeypatch: Any, epochs: int, functions: int, **kin
     from polyhop.serverless.local import LocalLauncher
 
     made: list[Any] = []
-    faults = Faults(lambda name: [each.pids[name] for each in made if name in each.pids], 1, **kinds)
+
+    def pids_of(name: str) -> list[int]:
+        found = (each.pids.get(name) for each in made)  # asked once: a process may end meanwhile
+        return [pid for pid in found if pid is not None]
+
+    faults = Faults(pids_of, 1, **kinds)
     opened = serverless_step.Post
 
     def watched(*given: Any, **more: Any) -> Any:
