@@ -129,7 +129,14 @@ def test_it_ends_with_whoever_asked(tmp_path: Path) -> None:
     until = time.monotonic() + 30
     while is_alive(pid) and time.monotonic() < until:
         time.sleep(0.05)
-    assert not is_alive(pid)
+    if is_alive(pid):
+        os.kill(pid, signal.SIGKILL)
+        pytest.fail("it outlived whoever asked")
+
+
+def test_an_interrupt_is_for_whoever_asks() -> None:
+    """Ctrl-C goes to all processes of a terminal's group; this one is not in it."""
+    assert run_apart(os.getpgrp) != os.getpgrp()
 
 
 def note_and_sleep(path: str) -> None:

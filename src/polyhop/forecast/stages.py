@@ -149,22 +149,22 @@ def _pieces(
     ]
     layer_s[0] += question.law.seconds(training.counts.before(rows))
     layer_s[-1] += question.law.seconds(training.counts.after(training.num_train / num_chunks))
-    parts, balanced_by = _divided(question, model, layout), layer_s
-    counted = parts.costs(
+    model_pieces, balanced_by = _divided(question, model, layout), layer_s
+    counted = model_pieces.costs(
         training.inputs.num_features, training.num_nodes, training.num_edges, training.inputs.row_length
     )
-    if not is_measured(layer_costs, counted, num_chunks, cut_matters=cut_matters(parts, 32)):
+    if not is_measured(layer_costs, counted, num_chunks, cut_matters=cut_matters(model_pieces, 32)):
         balanced_by = counted  # as the run does
-    crossing = [float(parts.columns(layer)) for layer in range(parts.num_layers)]
+    crossing = [float(model_pieces.columns(layer)) for layer in range(model_pieces.num_layers)]
     bounds = balance(balanced_by, layout.num_stages, crossing)
     named = {name: p.numel() for name, p in model.named_parameters() if p.requires_grad}
-    spans = [parts.of_span(first, stop) for first, stop in pairwise(bounds)]
+    spans = [model_pieces.of_span(first, stop) for first, stop in pairwise(bounds)]
     weights = [sum(named[name] for name in span if name in named) for span in spans]
-    return _Chunked(layer_s, bounds, [parts.columns(at) for at in bounds[1:-1]], weights, rows)
+    return _Chunked(layer_s, bounds, [model_pieces.columns(at) for at in bounds[1:-1]], weights, rows)
 
 
 def _divided(question: Question, model: Model, layout: Layout) -> Pieces:
-    """What crosses between layers."""
+    """The model in pieces, as a run has them: what crosses between layers, and whose weights are whose."""
     training = question.training
     pieces = Pieces.of(model, training.inputs.num_features)
     return divided(

@@ -49,6 +49,7 @@ def run_apart(
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            start_new_session=True,  # Ctrl-C is for whoever asked, who ends it
         )
     except (OSError, ValueError) as error:
         raise ApartError(f"cannot start: {error}") from error
